@@ -104,6 +104,26 @@ impl Default for DiskDefinition {
     }
 }
 
+impl DiskDefinition {
+    /// Whether both have the same store, named in the same way.
+    pub fn has_store_of(&self, other: &Self) -> bool {
+        self.image == other.image
+            && self.store == other.store
+            && self.volume == other.volume
+            && self.memory.is_some() == other.memory.is_some()
+            && self.null.is_some() == other.null.is_some()
+    }
+
+    /// The same disk with the store of `other`.
+    #[must_use]
+    pub fn with_store_of(self, other: &Self) -> Self {
+        let DiskDefinition { image, format, key, store, volume, memory, null, direct, .. } =
+            other.clone();
+        let block_size = other.block_size;
+        Self { image, format, key, store, volume, memory, null, direct, block_size, ..self }
+    }
+}
+
 impl Section for DiskDefinition {
     const KEYS: &'static [Key] = &[
         Key::new("name", "", "required: unique; also the name of its NBD export"),

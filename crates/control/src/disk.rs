@@ -8,6 +8,7 @@ use crate::daemon::Done;
 use crate::definition::{DiskChange, DiskDefinition, LayerDefinition, ModelDefinition};
 use crate::endpoint::{AnyEndpoint, AtOnce, Change, Endpoint, Query};
 use crate::insight::InsightStatus;
+use crate::moving::MoveStatus;
 use crate::problem::Problem;
 
 /// All disks.
@@ -142,6 +143,9 @@ pub struct DiskStatus {
     pub layers: Vec<LayerStatus>,
     /// The store of the bytes.
     pub backend: BackendStatus,
+    /// The move in progress, or the last one since the daemon started; `None` if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<MoveStatus>,
     /// The vhost-user socket and the NBD exports.
     pub frontends: Vec<FrontendStatus>,
     /// The state of the introspection of the disk's guest.

@@ -33,6 +33,7 @@ mod insight;
 mod lifetimes;
 mod log;
 mod monitor;
+mod moving;
 mod offload;
 mod patterns;
 mod pool;
@@ -91,6 +92,7 @@ pub use insight::{
 pub use lifetimes::{DiskLifetimes, GroupedBy, LifetimesGroup, LifetimesQuery, LifetimesReport};
 pub use log::{LogAnswer, LogDecision, LogRequest};
 pub use monitor::MonitorStatus;
+pub use moving::{MovePhase, MoveRequest, MoveStatus};
 pub use offload::{
     OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadQuery,
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
@@ -130,6 +132,7 @@ pub mod endpoints {
     pub use crate::lifetimes::LIFETIMES;
     pub use crate::log::DECIDE_LOG;
     pub use crate::monitor::MONITOR;
+    pub use crate::moving::{CANCEL_MOVE, MOVE_DISK};
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
     pub use crate::patterns::PATTERNS;
     pub use crate::pool::{CHANGE_POOL, POOLS};

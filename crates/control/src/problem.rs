@@ -75,6 +75,8 @@ pub enum ProblemKind {
     EncryptionInProgress,
     /// A rule could not take its last snapshots.
     SnapshotFailed,
+    /// A disk could not be moved, and stays where it was.
+    MoveFailed,
     /// The file systems of a guest were frozen for a snapshot, and may still be.
     GuestFrozen,
     /// The interceptor of the guest has taken a hook away, because the guest stops too often at it.
@@ -111,6 +113,7 @@ impl ProblemKind {
             Self::FolderReplaced => "folder-replaced",
             Self::EncryptionInProgress => "encryption-in-progress",
             Self::SnapshotFailed => "snapshot-failed",
+            Self::MoveFailed => "move-failed",
             Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",
             Self::ThreadFailed => "thread-failed",

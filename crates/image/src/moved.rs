@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 
-use crate::place::{MarkLocation, end_of};
+use crate::place::{MarkLocation, end_of, remove};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.move";
@@ -92,6 +92,16 @@ impl MoveMark {
         let mut text = format!("{} {} ", marked.side.word(), marked.unix_s);
         text.push_str(end_of(&marked.other, text.len()));
         self.place.write(text.as_bytes())
+    }
+
+    /// Removes the file that has the mark of an image at `path` which is gone, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove_beside(path: &Path) -> io::Result<()> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(SUFFIX);
+        remove(Path::new(&beside))
     }
 
     /// Removes the mark, if there is one. On return, that is durable.

@@ -5,9 +5,10 @@ use std::{
 };
 
 use fathom_control::{Bytes, DiskStatus, FrontendStatus, LayerFigure, ModelKind, count};
-use fathom_image::{ForeignFormat, Loss, Mark, MarkKind, MarkedImage};
+use fathom_image::{ForeignFormat, Loss, Mark, MarkKind, MarkedImage, MarkedMove, MoveSide};
 use serde::Serialize;
 
+use super::moving;
 use super::{
     InfoOptions, exact,
     holders::{self, Holder},
@@ -76,6 +77,8 @@ struct ImageInfo<'a> {
     log: Option<String>,
     /// The path of the cache that may have blocks of it.
     cache: Option<String>,
+    /// Why it is not the content of a disk: the disk has moved, or is about to.
+    moved: Option<String>,
 }
 
 /// The folders in which a daemon writes its records.
@@ -83,6 +86,14 @@ pub fn folders_of_daemons(control: &Path) -> Vec<PathBuf> {
     let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
     let folders = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
     folders.into_iter().flatten().collect()
+}
+
+/// What the mark of a move says.
+fn moved_text(marked: &MarkedMove) -> String {
+    match marked.side {
+        MoveSide::Incomplete => format!("an incomplete copy of {}", marked.other),
+        MoveSide::Left => format!("the former content of a disk that moved to {}", marked.other),
+    }
 }
 
 /// A record of lost writes.
@@ -133,6 +144,7 @@ fn show_image(path: &Path, options: &InfoOptions) -> CommandResult {
         writes_lost: None,
         log: None,
         cache: None,
+        moved: None,
     };
     let folders = folders_of_daemons(&options.control.socket());
     let marked = MarkedImage { path: &image.path, file: &image.file, folders: &folders };
@@ -142,6 +154,7 @@ fn show_image(path: &Path, options: &InfoOptions) -> CommandResult {
             Mark::Log(log) => info.log = Some(log.path),
             Mark::Cache(cache) => info.cache = Some(cache.path),
             Mark::Loss(loss) => info.writes_lost = Some(loss.into()),
+            Mark::Move(marked) => info.moved = Some(moved_text(&marked)),
         }
     }
     if options.format.json {
@@ -190,6 +203,9 @@ impl ImageInfo<'_> {
         }
         if let Some(cache) = &self.cache {
             sheet.fact("cache", format!("the cache at {cache} may have blocks of it"));
+        }
+        if let Some(moved) = &self.moved {
+            sheet.fact("move", format!("{moved}; it is not served until `fathom disk recover`"));
         }
         if let Some(lost) = &self.writes_lost {
             let place = lost
@@ -305,6 +321,9 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     }
     sheet.fact("back end", below);
     sheet.fact_if_any(&backend.name, figures_text(&backend.figures));
+    if let Some(moving) = &status.moving {
+        sheet.fact("move", moving::text(moving));
+    }
     for frontend in &status.frontends {
         let (name, value) = frontend_text(frontend);
         sheet.fact(name, value);

@@ -20,6 +20,7 @@ mod image;
 mod import;
 mod info;
 mod interrupted;
+mod moving;
 mod partitions;
 mod recover;
 mod references;
@@ -91,7 +92,10 @@ guest that keeps running assumes that the lost writes are on the disk.
 
 Examples:
   fathom disk recover data          a disk that the daemon serves
-  fathom disk recover data.img      an image that is not served: its record of lost writes is removed")]
+  fathom disk recover data.img      an image that is not served: its record of lost writes is removed
+
+An image that a disk has left, or an incomplete copy of a disk, is not served either
+(`fathom disk move`). `fathom disk recover IMAGE` lets it be served as it is.")]
     Recover(RecoverOptions),
     /// Try at once to serve a disk that is not served
     #[command(after_help = "\
@@ -114,6 +118,20 @@ Examples:
   fathom disk layer root delay,time=5ms --below wal   the device beneath the log is slow
   fathom disk layer root limit --remove             without limits")]
     Layer(LayerArguments),
+    /// Move a disk to another image or volume while it is used
+    #[command(after_help = "\
+The disk is copied while its guest works. Then it changes over, which takes some milliseconds, and
+the target lasts like any change. What the disk leaves keeps the content of that instant. The copy
+waits for idle time of the devices; the daemon continues it after a restart. Without a target, the
+command shows how far the move is.
+
+Examples:
+  fathom disk move root --to /fast/root.img            a new raw image, or a block device
+  fathom disk move root --store /dev/vg/pool --wait    a new volume `root` of a pool; shows progress
+  fathom disk move root --store pool --volume r --speed 50M
+  fathom disk move root                                how far it is
+  fathom disk move root --cancel                       it stays where it is")]
+    Move(MoveDiskOptions),
     /// Remove a disk from the running daemon; its image is kept
     #[command(after_help = "\
 A disk that a virtual machine or an NBD client uses is removed only after a confirmation on the
@@ -326,6 +344,50 @@ pub struct LayerArguments {
     format: Format,
 }
 
+/// Options of `fathom disk move`.
+#[derive(Debug, Args)]
+pub struct MoveDiskOptions {
+    /// The disk's name
+    name: String,
+    /// A raw image that is made, or a block device
+    #[arg(long, value_name = "PATH", group = "target")]
+    to: Option<PathBuf>,
+    /// A name for a block device that has no lasting one of its own
+    #[arg(long, value_name = "NAME", requires = "to")]
+    key: Option<String>,
+    /// A pool of the block store, in which the volume is made
+    #[arg(long, value_name = "POOL", group = "target")]
+    store: Option<PathBuf>,
+    /// The name of the new volume [default: the disk's name]
+    #[arg(long, value_name = "NAME", requires = "store")]
+    volume: Option<String>,
+    /// Bypass the host's page cache at the target
+    #[arg(long, requires = "target")]
+    direct: bool,
+    /// Use the host's page cache at the target
+    #[arg(long, requires = "target", conflicts_with = "direct")]
+    buffered: bool,
+    /// The most bytes per second that are copied
+    #[arg(long, value_name = "SIZE", requires = "target")]
+    speed: Option<Bytes>,
+    /// Do not wait for idle time of the devices
+    #[arg(long, requires = "target")]
+    urgent: bool,
+    /// Lose what a block device has that Fathom has not written
+    #[arg(long, requires = "to")]
+    overwrite: bool,
+    /// Wait until the disk has moved
+    #[arg(long)]
+    wait: bool,
+    /// End the move: the disk stays where it is
+    #[arg(long, conflicts_with_all = ["target", "wait"])]
+    cancel: bool,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
 /// Options of `fathom disk recover`.
 #[derive(Debug, Args)]
 pub struct RecoverOptions {
@@ -369,6 +431,7 @@ pub fn run(command: &DiskCommand) -> CommandResult {
         DiskCommand::Layer(options) => daemon::layer(options),
         DiskCommand::Recover(options) => recover::run(options),
         DiskCommand::Retry(options) => daemon::retry(options),
+        DiskCommand::Move(options) => moving::run(options),
         DiskCommand::Remove(options) => daemon::remove(options),
         DiskCommand::List(options) => daemon::list(options),
     }

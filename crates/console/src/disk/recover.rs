@@ -15,8 +15,11 @@ use crate::{
 #[derive(Serialize)]
 struct Recovered<'a> {
     image: &'a Path,
-    /// The kernel's error when the writes were lost.
-    errno: i32,
+    /// The kernel's error when writes were lost; absent if none were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errno: Option<i32>,
+    /// Whether it was a side of a move.
+    moved: bool,
 }
 
 pub(super) fn run(options: &RecoverOptions) -> CommandResult {
@@ -47,13 +50,19 @@ fn recover_image(path: &Path, options: &RecoverOptions) -> CommandResult {
     let folders = folders_of_daemons(&options.control.socket());
     let claim = Claim::take(path)?.with_folders(folders);
     let file = claim.file();
-    let loss = MarkKind::Loss
-        .read(&claim.marked(path))
-        .map_err(|error| Failure::io("examine", path, &error))?;
-    let Some(Mark::Loss(loss)) = loss else {
+    let read = |kind: MarkKind| {
+        let mark = kind.read(&claim.marked(path));
+        mark.map_err(|error| Failure::io("examine", path, &error))
+    };
+    let (loss, moved) = (read(MarkKind::Loss)?, read(MarkKind::Move)?.is_some());
+    let errno = match loss {
+        Some(Mark::Loss(loss)) => Some(loss.errno),
+        _ => None,
+    };
+    if errno.is_none() && !moved {
         return Err(Failure::new(format!("{} has no record of lost writes", path.display()))
             .advise("nothing is to be done; `fathom disk info` shows what an image has"));
-    };
+    }
     // The first one may still report what the record reports.
     let _ = file.sync_data();
     file.sync_data().map_err(|error| {
@@ -64,7 +73,10 @@ fn recover_image(path: &Path, options: &RecoverOptions) -> CommandResult {
     claim.prepare(path, ImageChange::Recover)?;
     claim.finish(path, ImageChange::Recover)?;
     if options.format.json {
-        return output::json(&Recovered { image: path, errno: loss.errno });
+        return output::json(&Recovered { image: path, errno, moved });
+    }
+    if errno.is_none() {
+        return output::text_line(&format!("{} can be served as it is", options.name));
     }
     output::text_line(&message(&options.name))
 }

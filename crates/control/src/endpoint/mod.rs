@@ -19,8 +19,9 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 20] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 21] = [
     crate::disk::ENDPOINTS,
+    crate::moving::ENDPOINTS,
     crate::log::ENDPOINTS,
     crate::configuration::ENDPOINTS,
     crate::statistics::ENDPOINTS,

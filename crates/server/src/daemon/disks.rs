@@ -21,14 +21,19 @@ use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
 use crate::daemon::change_log::Note;
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::{self, Before, Equipment, KeyedLayer, refusal};
 use crate::features::{FEATURES, cache};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Gives a disk's queues its new layers, and returns these.
-fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLayer>, ErrorBody> {
+/// Gives a disk's queues its new layers with `restack`, and returns these.
+pub(super) fn exchange(
+    disk: &Arc<Disk>,
+    equipment: &Equipment<'_>,
+    restack: impl FnOnce(Vec<Arc<dyn Layer>>) -> Result<(), RestackError>,
+) -> Result<Vec<KeyedLayer>, ErrorBody> {
     equipment.exchanging();
     let made = stack::make_layers(equipment)?;
     let list = made.list();
@@ -37,7 +42,7 @@ fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLaye
     if before.len() != list.len() || !before.iter().zip(&list).all(is_same) {
         check_room(disk, equipment)?;
     }
-    disk.restack(list, CHANGE_TIME_MAX).map_err(|error| {
+    restack(list).map_err(|error| {
         let remedy = match &error {
             RestackError::Leave(..) => {
                 "repair the store beneath, then try again; the disk is served as before"
@@ -120,7 +125,7 @@ impl Daemon {
         let live = Live { definition, configured, parts, layers, server };
         let served = Arc::new(Served {
             disk,
-            claims,
+            claims: Mutex::new(claims),
             health: Mutex::default(),
             live: Mutex::new(live),
             withdrawal: Mutex::default(),
@@ -165,8 +170,8 @@ impl Daemon {
     ) -> Result<OpeningClaim<'_>, ErrorBody> {
         let control = normal_path(&self.options.control);
         self.with_state(|state| {
-            let served = state.disks.values().map(|served| &served.claims);
-            claims.check(&control, served.chain(state.opening.values()))?;
+            let served: Vec<Claims> = state.disks.values().map(|served| served.claims()).collect();
+            claims.check(&control, served.iter().chain(state.opening.values()))?;
             state.opening.insert(number, claims);
             Ok(OpeningClaim { daemon: self, number })
         })
@@ -200,7 +205,7 @@ impl Daemon {
             || change.set_layer.is_some()
             || change.remove_layer.is_some();
         if changes_layers {
-            let image = served.claims.image();
+            let image = served.claims().image();
             let made = served.live().layers.clone();
             let mut definition = served.live().definition.clone();
             // A list of layers, and a removal, say what becomes of a cache.
@@ -229,7 +234,7 @@ impl Daemon {
             recording.done()?;
         }
         if let Some(capacity) = change.capacity {
-            let image = served.claims.image();
+            let image = served.claims().image();
             let lasting = self.lasting.of(name).filter(|_| !change.temporary);
             let resized = lasting.and_then(|lasting| with_capacity(lasting, capacity));
             let recording = resized
@@ -272,7 +277,9 @@ impl Daemon {
         let (records, number) = (self.records_folder(), self.instance());
         let (home, shared) = (served.disk.backend(), (&self.parts, &*records));
         let equipment = Equipment::new(&definition, shared, &home, number, Some(before))?;
-        let made = exchange(&served.disk, &equipment).inspect_err(|_| equipment.abandon())?;
+        let restack = |layers| served.disk.restack(layers, CHANGE_TIME_MAX);
+        let exchanged = exchange(&served.disk, &equipment, restack);
+        let made = exchanged.inspect_err(|_| equipment.abandon())?;
         equipment.equipped(&served.disk);
         let parts = equipment.parts.clone();
         drop(equipment);
@@ -280,19 +287,30 @@ impl Daemon {
             self.forget_log(&definition);
         }
         self.note_open_log(&definition);
-        let mut live = served.live();
-        live.definition = definition;
-        live.parts = parts;
-        live.layers = made;
-        drop(live);
-        for feature in FEATURES {
-            feature.stacked(self, served);
-        }
+        self.adopt(served, definition, parts, made);
         let layers = served.disk.layers();
         let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         tracing::info!(disk = served.disk.name(), layers = names, "its layers were changed");
         Ok(())
+    }
+
+    /// A disk is as this definition says, with these parts and layers.
+    pub(super) fn adopt(
+        &self,
+        served: &Served,
+        definition: DiskDefinition,
+        parts: Parts,
+        layers: Vec<KeyedLayer>,
+    ) {
+        let mut live = served.live();
+        live.definition = definition;
+        live.parts = parts;
+        live.layers = layers;
+        drop(live);
+        for feature in FEATURES {
+            feature.stacked(self, served);
+        }
     }
 
     /// Withdraws a disk. One that is not served is no longer tried. Clients are disconnected once
@@ -318,7 +336,8 @@ impl Daemon {
                 refuse_if_used(&self.disk_status(name)?)?;
             }
             let served = self.find(name)?;
-            let recording = self.lasting.begin(name, served.claims.image(), None, is_temporary)?;
+            let recording =
+                self.lasting.begin(name, served.claims().image(), None, is_temporary)?;
             let withdrawal = self.withdraw(&served, Author::Control);
             (served, withdrawal, recording)
         };

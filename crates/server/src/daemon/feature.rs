@@ -82,9 +82,9 @@ pub(crate) trait Feature: Sync {
     /// A disk has its first layers, after [`opened`](Self::opened), or others.
     fn stacked(&self, _daemon: &Daemon, _served: &Served) {}
 
-    /// A layer has refused that a disk in use becomes smaller: why, if it was one of the feature,
-    /// and what to do.
-    fn objection_to_size(&self, _served: &Served) -> Option<ErrorBody> {
+    /// A layer has refused that a disk in use becomes smaller or larger: why, if it was one of the
+    /// feature, and what to do.
+    fn objection_to_size(&self, _served: &Served, _is_smaller: bool) -> Option<ErrorBody> {
         None
     }
 

@@ -16,6 +16,7 @@ pub(crate) mod overlay;
 pub(crate) mod parts;
 pub(crate) mod problems;
 pub(crate) mod refresh;
+pub(crate) mod rehome;
 pub(crate) mod reload;
 pub(crate) mod resize;
 pub(crate) mod stack;
@@ -99,7 +100,8 @@ pub(crate) struct DaemonRegistry {
 /// A disk that is served.
 pub(crate) struct Served {
     pub(crate) disk: Arc<Disk>,
-    pub(crate) claims: Claims,
+    /// Replaced when the disk gets another store.
+    pub(crate) claims: Mutex<Claims>,
     pub(crate) health: Mutex<Health>,
     pub(crate) live: Mutex<Live>,
     /// Set once the disk is withdrawn.
@@ -123,6 +125,10 @@ impl Served {
     /// What a feature keeps of the disk, by its type, if it has that.
     pub(crate) fn part<T: Any + Clone>(&self) -> Option<T> {
         self.live().parts.get()
+    }
+
+    pub(crate) fn claims(&self) -> Claims {
+        self.claims.lock().clone()
     }
 
     pub(crate) fn live(&self) -> MutexGuard<'_, Live> {

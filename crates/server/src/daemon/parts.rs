@@ -28,6 +28,13 @@ impl Parts {
         debug_assert!(former.is_none(), "two parts of the type {}", type_name::<T>());
     }
 
+    /// The same parts without that of a type.
+    pub(crate) fn without<T: Any>(&self) -> Self {
+        let mut rest = self.clone();
+        rest.0.remove(&TypeId::of::<T>());
+        rest
+    }
+
     /// The part of a type, if there is one.
     pub(crate) fn find<T: Any>(&self) -> Option<&T> {
         self.0.get(&TypeId::of::<T>())?.downcast_ref()

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport, count};
 use fathom_insight::change::{Author, ChangeKind};
 
-use super::Daemon;
 use super::disks::{refuse_if_used, removed};
 use super::lasting::differing_keys;
 use super::stop::{Task, run};
 use super::unserved::{ServingOutcome, Ticket, still_opening};
+use super::{Daemon, Served};
 use crate::configuration::Configuration;
 use crate::daemon::change_log::Note;
 use crate::daemon::stack::refusal;
@@ -191,7 +191,7 @@ impl Daemon {
         let end = Instant::now() + DISKS_TIME_MAX;
         for disk in &new.disks {
             let name = &disk.definition.name;
-            if self.find(name).is_err() {
+            if self.find(name).is_err() && !self.lasting.has_moved(name) {
                 self.lasting.undo(name, "", report);
             }
         }
@@ -266,6 +266,9 @@ impl Daemon {
         if self.adopts_entry(&served, definition, report) {
             return;
         }
+        if let Some(moved) = self.lasting.moved_entry(definition) {
+            return self.reload_moved(&served, definition, &moved, report);
+        }
         let before = served.live().configured.clone();
         let Some(before) = before else {
             report.refused.push(format!(
@@ -311,6 +314,40 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Gives a disk that has moved what the file says of the rest. `moved` is the entry of the file
+    /// with the disk's store.
+    fn reload_moved(
+        &self,
+        served: &Served,
+        entry: &DiskDefinition,
+        moved: &DiskDefinition,
+        report: &mut ReloadReport,
+    ) {
+        let name = &entry.name;
+        match self.restack_to(served, moved) {
+            Ok(true) => {
+                report.changed.push(format!("the layers of the disk {name:?} were changed"));
+            }
+            Ok(false) => {}
+            Err(refused) => return report.refused.push(refused.to_string()),
+        }
+        let live = served.live().definition.clone();
+        let fixed = differences(&live, moved);
+        if !fixed.is_empty() {
+            let fixed = fixed.join(", ");
+            report
+                .refused
+                .push(format!("the disk {name:?} cannot change its {fixed} while it is served"));
+        }
+        if let Err(refused) = self.lasting.follow_entry(entry, moved) {
+            report.refused.push(refused.to_string());
+        }
+        served.live().configured = Some(entry.clone());
+        self.lasting.report_moved(moved, report);
+    }
+}
+
 /// The keys that differ between two definitions of a disk and that apply only when it is opened.
 fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static str> {
     let mut keys = Vec::new();
@@ -323,6 +360,8 @@ fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static 
     compare("serial", before.serial == after.serial);
     compare("image", before.image == after.image);
     compare("key", before.key == after.key);
+    compare("store", before.store == after.store);
+    compare("volume", before.volume == after.volume);
     compare("memory", before.memory == after.memory);
     compare("null", before.null == after.null);
     compare("direct", before.direct == after.direct);

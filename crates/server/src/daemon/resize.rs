@@ -74,8 +74,7 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
     Ok(())
 }
 
-/// Why a feature keeps a disk from becoming smaller.
+/// Why a feature keeps a disk from getting another size.
 fn objection(served: &Served, is_smaller: bool) -> Option<ErrorBody> {
-    let mut features = FEATURES.iter().filter(|_| is_smaller);
-    features.find_map(|feature| feature.objection_to_size(served))
+    FEATURES.iter().find_map(|feature| feature.objection_to_size(served, is_smaller))
 }

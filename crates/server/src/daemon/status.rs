@@ -165,6 +165,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
             model: definition.model.clone(),
             figures: figures_of(&disk.backend().figures()),
         },
+        moving: None,
         frontends,
         insight: InsightStatus::default(),
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),

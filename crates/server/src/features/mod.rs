@@ -13,6 +13,7 @@ pub(crate) mod keep;
 pub(crate) mod lifetimes;
 pub(crate) mod log;
 pub(crate) mod monitor;
+pub(crate) mod moves;
 pub(crate) mod nbd;
 pub(crate) mod offload;
 pub(crate) mod patterns;
@@ -25,7 +26,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 19] = [
+pub(crate) static FEATURES: [&dyn Feature; 20] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -37,6 +38,7 @@ pub(crate) static FEATURES: [&dyn Feature; 19] = [
     &processes::feature::GuestsProcesses,
     &patterns::feature::FilePatterns,
     &lifetimes::feature::ContentLifetimes,
+    &moves::feature::DiskMoves,
     &pools::feature::VolumesOfPools,
     &snapshots::feature::RollingSnapshots,
     &intercept::feature::Interception,

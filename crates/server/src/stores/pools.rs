@@ -75,7 +75,13 @@ impl Pools {
     }
 
     /// The pool at a path, which is opened if no disk uses it.
-    fn open(&self, path: &Path, direct: bool, records: &Path, disk: &str) -> Result<Pool, Failure> {
+    pub(crate) fn open(
+        &self,
+        path: &Path,
+        direct: bool,
+        records: &Path,
+        disk: &str,
+    ) -> Result<Pool, Failure> {
         let path = pool_path(path);
         let slot = self.slots.lock().entry(path.clone()).or_default().clone();
         let attendance = slot.attendance;

@@ -4,8 +4,10 @@
 //! `overlay` has the records of these changes, and decides between them and the file.
 //!
 //! - `start`: the disks of a start, and logs that their definitions do not have.
+//! - `moves`: moves of disks that have begun, and disks that have moved.
 //! - `requests`: the differences from the file, and the way back to it.
 
+mod moves;
 mod requests;
 mod start;
 
@@ -17,6 +19,7 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, SOCKET_DEFAULT};
 use fathom_image::StateNote;
 use parking_lot::Mutex;
 
+pub(crate) use moves::{NotedMove, has_moved};
 pub(crate) use requests::differing_keys;
 
 use super::Daemon;
@@ -47,6 +50,8 @@ pub(crate) struct Records {
     pub aside: BTreeMap<String, ChangeRecord>,
     /// The definitions with which the logs of disks were opened last.
     logs: BTreeMap<String, ChangeRecord>,
+    /// The moves of disks that have begun.
+    moves: BTreeMap<String, ChangeRecord>,
     /// The records that cannot be used, by the stems of their files.
     pub damaged: BTreeMap<String, Damage>,
     /// The disks with changes that end with the daemon.
@@ -96,6 +101,7 @@ impl Lasting {
             changes: by_name(&found, RecordKind::Change),
             aside: by_name(&found, RecordKind::Aside),
             logs: by_name(&found, RecordKind::Log),
+            moves: by_name(&found, RecordKind::Move),
             damaged: damaged.collect(),
             temporary: BTreeSet::new(),
         };
@@ -181,8 +187,7 @@ impl Lasting {
         is_temporary: bool,
     ) -> Result<RecordedChange<'_>, ErrorBody> {
         if is_temporary {
-            let nothing =
-                RecordedChange { lasting: self, name: name.into(), pending: None, earlier: None };
+            let nothing = RecordedChange::new(self, name, None, None);
             return Ok(nothing);
         }
         let (earlier, entry, before) = self.with(|records| {
@@ -213,7 +218,7 @@ impl Lasting {
             )
         })?;
         self.change(|records| records.changes.insert(name.to_owned(), pending.clone()));
-        Ok(RecordedChange { lasting: self, name: name.into(), pending: Some(pending), earlier })
+        Ok(RecordedChange::new(self, name, Some(pending), earlier))
     }
 
     /// Notes the definition with which the log of a disk is opened, so that a later start finds the
@@ -274,28 +279,66 @@ pub(crate) struct RecordedChange<'l> {
     /// The record, unless the change is temporary.
     pending: Option<ChangeRecord>,
     earlier: Option<ChangeRecord>,
+    /// Whether there is no record, because the disk is as in the file again.
+    is_removed: bool,
 }
 
-impl RecordedChange<'_> {
+impl<'l> RecordedChange<'l> {
+    fn new(
+        lasting: &'l Lasting,
+        name: &str,
+        pending: Option<ChangeRecord>,
+        earlier: Option<ChangeRecord>,
+    ) -> Self {
+        Self { lasting, name: name.to_owned(), pending, earlier, is_removed: false }
+    }
+
     /// Takes the record, if it is still the one of the disk.
     fn take(&mut self) -> Option<ChangeRecord> {
         let pending = self.pending.take()?;
         let current = self.lasting.with(|records| Some(records.changes.get(&self.name)?.number));
-        (current == Some(pending.number)).then_some(pending)
+        let expected = (!self.is_removed).then_some(pending.number);
+        (current == expected).then_some(pending)
+    }
+
+    /// Writes that the change has taken effect. On success, that outlives the daemon, unless the
+    /// change is temporary. [`Self::settle`] ends the change; dropped before that, it still puts
+    /// the earlier record back.
+    pub(crate) fn complete(&mut self) -> Result<(), ErrorBody> {
+        let Some(pending) = self.take() else { return Ok(()) };
+        let written = self.write_done(&pending);
+        let done = written.inspect_err(|_| self.pending = Some(pending.clone()))?;
+        self.is_removed = done.is_none();
+        self.pending = Some(done.unwrap_or(pending));
+        Ok(())
+    }
+
+    /// The change has been completed.
+    pub(crate) fn settle(mut self) {
+        if self.pending.take().is_none() {
+            self.lasting.change(|records| records.temporary.insert(self.name.clone()));
+        }
     }
 
     /// The change has taken effect. On return, it outlives the daemon, unless it is temporary.
     pub(crate) fn done(mut self) -> Result<(), ErrorBody> {
         if self.pending.is_none() {
-            self.lasting.change(|records| records.temporary.insert(self.name.clone()));
+            self.settle();
             return Ok(());
         }
         let Some(pending) = self.take() else { return Ok(()) };
+        self.write_done(&pending).map(drop)
+    }
+
+    /// Replaces the pending record, or removes it if the disk is as in the file. Returns what there
+    /// is now.
+    fn write_done(&self, pending: &ChangeRecord) -> Result<Option<ChangeRecord>, ErrorBody> {
         let (name, folder) = (&self.name, &self.lasting.folder);
         let done = if is_as_in_file(pending.entry.as_ref(), pending.after.as_ref()) {
             folder.remove(RecordKind::Change, name).map(|()| None)
         } else {
-            let done = ChangeRecord { state: RecordProgress::Done, before: None, ..pending };
+            let done =
+                ChangeRecord { state: RecordProgress::Done, before: None, ..pending.clone() };
             folder.write(RecordKind::Change, &done).map(Some)
         };
         let done = done.map_err(|error| {
@@ -309,11 +352,11 @@ impl RecordedChange<'_> {
                 "make its folder writable, then make the change again",
             )
         })?;
-        self.lasting.change(|records| match done {
-            Some(done) => drop(records.changes.insert(name.clone(), done)),
+        self.lasting.change(|records| match &done {
+            Some(done) => drop(records.changes.insert(name.clone(), done.clone())),
             None => drop(records.changes.remove(name)),
         });
-        Ok(())
+        Ok(done)
     }
 
     /// Leaves the record pending: it is not known yet how the change ends, and the next start

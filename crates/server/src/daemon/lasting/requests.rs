@@ -63,12 +63,7 @@ impl Lasting {
                 state: RecordProgress::Done,
                 ..change.clone()
             };
-            Some(RecordedChange {
-                lasting: self,
-                name: name.into(),
-                pending: Some(pending),
-                earlier: None,
-            })
+            Some(RecordedChange::new(self, name, Some(pending), None))
         });
         self.change(|records| records.temporary.remove(name));
         if let Some(Err(refused)) = recording.map(RecordedChange::done) {
@@ -246,6 +241,9 @@ impl Daemon {
         report: &mut ReloadReport,
     ) -> Result<(), ErrorBody> {
         let change = self.change(name)?;
+        if self.lasting.has_moved(name) {
+            return Err(super::has_moved(name));
+        }
         let entry = self.lasting.entry(name);
         let served = self.find(name).ok().filter(|served| served.withdrawal().is_none());
         match (entry, served) {

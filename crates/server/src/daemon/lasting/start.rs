@@ -115,6 +115,11 @@ impl Daemon {
         };
         let definition = match choose(entry.as_ref(), &change, marked, has_changes)? {
             DefinitionChoice::File => {
+                let moved = entry.as_ref().and_then(|entry| self.lasting.moved_entry(entry));
+                if let (Some(entry), Some(moved)) = (&entry, moved) {
+                    log_failure(name, self.lasting.follow_entry(entry, &moved));
+                    return Ok(Some(moved));
+                }
                 tracing::warn!(
                     disk = name.as_str(),
                     "its change in use is set aside: its entry in the file was edited since"
@@ -136,12 +141,7 @@ impl Daemon {
             // Also if the record cannot be completed now: the next change begins with what is
             // served.
             lasting.change(|records| records.changes.insert(name.clone(), settled.clone()));
-            let recording = RecordedChange {
-                lasting,
-                name: name.clone(),
-                pending: Some(settled),
-                earlier: None,
-            };
+            let recording = RecordedChange::new(lasting, name, Some(settled), None);
             log_failure(name, recording.done());
         }
         Ok(definition)

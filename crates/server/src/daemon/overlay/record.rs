@@ -29,10 +29,12 @@ pub(crate) enum RecordKind {
     Aside,
     /// The definition with which the log of the disk was opened last.
     Log,
+    /// A move of the disk that has begun and not ended.
+    Move,
 }
 
 impl RecordKind {
-    pub(super) const ALL: [Self; 3] = [Self::Change, Self::Aside, Self::Log];
+    pub(super) const ALL: [Self; 4] = [Self::Change, Self::Aside, Self::Log, Self::Move];
 
     /// The suffix of the file's name.
     pub(super) fn suffix(self) -> &'static str {
@@ -40,6 +42,7 @@ impl RecordKind {
             Self::Change => ".change",
             Self::Aside => ".aside",
             Self::Log => ".log",
+            Self::Move => ".move",
         }
     }
 }

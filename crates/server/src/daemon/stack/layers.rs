@@ -33,6 +33,8 @@ pub(crate) enum LayerKey {
     Model(ModelDefinition),
     /// The layer in which writes wait for space.
     Room,
+    /// The layer that notes changes while the disk moves.
+    Move,
 }
 
 impl LayerKey {
@@ -56,7 +58,7 @@ impl LayerKey {
             Self::Listed(_) | Self::Activity => return None,
             Self::Log => Value::Null,
             Self::Model(model) => serde_json::json!({ "model": model }),
-            Self::Room => serde_json::Value::Null,
+            Self::Room | Self::Move => serde_json::Value::Null,
         };
         Some(LayerDefinition::new(self.name(), options))
     }
@@ -69,6 +71,7 @@ impl LayerKey {
             Self::Activity => "activity",
             Self::Model(_) => "model",
             Self::Room => "wait-for-room",
+            Self::Move => "move",
         }
     }
 }

@@ -79,8 +79,8 @@ impl Feature for CachesOfDisks {
         of_caches(page, &scrape.daemon.caches(None, 0, 0).unwrap_or_default());
     }
 
-    fn objection_to_size(&self, served: &Served) -> Option<ErrorBody> {
-        if !super::has_cache(&served.live().definition) {
+    fn objection_to_size(&self, served: &Served, is_smaller: bool) -> Option<ErrorBody> {
+        if !is_smaller || !super::has_cache(&served.live().definition) {
             return None;
         }
         let name = served.disk.name();

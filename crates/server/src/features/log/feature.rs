@@ -74,8 +74,8 @@ impl Feature for Logs {
         vec![LayerKind::of::<WalDefinition>(), LayerKind::of::<OffloadDefinition>()]
     }
 
-    fn objection_to_size(&self, served: &Served) -> Option<ErrorBody> {
-        served.part::<DiskLog>()?;
+    fn objection_to_size(&self, served: &Served, is_smaller: bool) -> Option<ErrorBody> {
+        served.part::<DiskLog>().filter(|_| is_smaller)?;
         let name = served.disk.name();
         Some(refusal(
             ErrorCode::Unsupported,

@@ -1,0 +1,107 @@
+//! `fathom disk move`: a disk moves to another image or volume while it is used.
+
+use std::thread;
+use std::time::Duration;
+
+use fathom_control::{Bytes, Client, MovePhase, MoveRequest, MoveStatus};
+
+use super::{MoveDiskOptions, absolute};
+use crate::failure::{CommandResult, Failure};
+use crate::output::progress::Progress;
+use crate::output::{self, rate};
+
+/// The interval at which a waiting command looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+pub(super) fn run(options: &MoveDiskOptions) -> CommandResult {
+    let client = options.control.client();
+    if options.cancel {
+        return show(&client.cancel_move(&options.name)?, options);
+    }
+    if options.to.is_some() || options.store.is_some() {
+        let request = MoveRequest {
+            image: options.to.as_deref().map(absolute),
+            key: options.key.clone(),
+            store: options.store.as_deref().map(absolute),
+            volume: options.volume.clone(),
+            direct: options.direct.then_some(true).or(options.buffered.then_some(false)),
+            speed: options.speed,
+            urgent: options.urgent,
+            overwrite: options.overwrite,
+        };
+        let begun = client.move_disk(&options.name, &request)?;
+        if !options.wait {
+            return show(&begun, options);
+        }
+    } else if !options.wait {
+        return show(&known(&client, &options.name)?, options);
+    }
+    let status = await_end(&client, options)?;
+    if status.phase != MovePhase::Moved {
+        let message = format!("{} was not moved: {}", status.disk, status.message);
+        return Err(Failure::new(message).advise(status.remedy));
+    }
+    show(&status, options)
+}
+
+/// The move of a disk.
+fn known(client: &Client, name: &str) -> CommandResult<MoveStatus> {
+    client.disk(name)?.moving.ok_or_else(|| {
+        Failure::new(format!("{name} has not moved since the daemon started"))
+            .advise(format!("move it with `fathom disk move {name} --to PATH`"))
+    })
+}
+
+/// Waits until the move has ended. A daemon that starts again takes it up.
+fn await_end(client: &Client, options: &MoveDiskOptions) -> CommandResult<MoveStatus> {
+    let mut status = known(client, &options.name)?;
+    let label = format!("{} to {}", status.disk, status.to);
+    let mut progress = Progress::new(label, status.total_bytes).silent(options.format.json);
+    while !status.phase.has_ended() {
+        progress.update(status.total_bytes.saturating_sub(status.left_bytes));
+        thread::sleep(LOOK_INTERVAL);
+        status = known(client, &options.name)?;
+    }
+    Ok(status)
+}
+
+fn show(status: &MoveStatus, options: &MoveDiskOptions) -> CommandResult {
+    if options.format.json {
+        return output::json(status);
+    }
+    output::text_line(&format!("{}: {}", status.disk, text(status)))
+}
+
+/// A move in a line or two.
+pub(super) fn text(status: &MoveStatus) -> String {
+    let seconds = status.took_ns as f64 / 1e9;
+    let mut text = match status.phase {
+        MovePhase::Copying | MovePhase::ChangingOver => {
+            let (left, total) = (Bytes(status.left_bytes), Bytes(status.total_bytes));
+            let speed = rate(status.copied_bytes as f64 / seconds.max(0.001));
+            let words = status.phase.words();
+            format!("{words} to {}, {left} of {total} are left, {speed}", status.to)
+        }
+        MovePhase::Moved => {
+            let (copied, pause) = (Bytes(status.copied_bytes), status.pause_ns as f64 / 1e6);
+            format!(
+                "moved to {}: {copied} in {seconds:.1} s, and no requests for {pause:.0} ms",
+                status.to
+            )
+        }
+        MovePhase::Failed | MovePhase::Cancelled => {
+            format!("the move to {} was ended ({})", status.to, status.phase.words())
+        }
+    };
+    if status.brake_ns > 0 {
+        let brake_ms = status.brake_ns as f64 / 1e6;
+        text += &format!(", each write waits {brake_ms:.0} ms so that the copy keeps up");
+    }
+    if !status.message.is_empty() {
+        text += &format!("\n{}", status.message);
+        if !status.remedy.is_empty() {
+            text += &format!("; {}", status.remedy);
+        }
+    }
+    text
+}
