@@ -74,6 +74,8 @@ fn the_examples_of_the_interface_are_its_types() {
     }
     check::<fathom_control::DiskDefinition>("DiskDefinition");
     check::<fathom_control::DiskChange>("DiskChange");
+    check::<fathom_control::MoveRequest>("MoveRequest");
+    check::<fathom_control::MoveStatus>("MoveStatus");
     check::<fathom_control::UnservedDisk>("UnservedDisk");
     check::<fathom_control::LogRequest>("LogRequest");
     check::<fathom_control::LogAnswer>("LogAnswer");

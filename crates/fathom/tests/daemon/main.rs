@@ -33,6 +33,7 @@ mod lost_marks;
 mod lost_writes;
 mod metrics;
 mod monitor;
+mod moves;
 mod nbd;
 mod nbd_calls;
 mod neighbours;

@@ -46,7 +46,6 @@ impl Layer for MoveWatch {
                 progress.copied_bytes,
             ),
             Figure::counter("passes_total", "The passes over the disk.", progress.passes),
-            Figure::gauge("brake_ns", "For how long a write is held.", progress.brake_ns),
         ];
         LayerReport { figures, problems: Vec::new() }
     }
