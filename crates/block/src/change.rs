@@ -215,9 +215,10 @@ impl Disk {
     }
 
     /// Gives the disk another back end in all its queues together, and other layers as
-    /// [`restack`](Self::restack) does. `commit` is called while no queue has a request in flight or
-    /// takes one. It makes the content of `home` equal to that of the current back end, and durable.
-    /// Clients see the geometry of the first back end further on, and a larger capacity at once.
+    /// [`restack`](Self::restack) does. `commit` is called while no queue has a request in flight
+    /// or takes one. It makes the content of `home` equal to that of the current back end, and
+    /// durable. Clients see the geometry of the first back end further on, and a larger capacity
+    /// at once.
     ///
     /// # Errors
     /// See [`RestackError`]. The disk's old layers continue to serve over the current back end. If

@@ -75,8 +75,8 @@ impl Capabilities {
         Self { write: false, discard: false, write_zeroes: false, ..self }
     }
 
-    /// What `other` does not offer of this, in words. An answer about extents is not missed: without
-    /// it everything is data.
+    /// What `other` does not offer of this, in words. An answer about extents is not missed:
+    /// without it everything is data.
     pub(crate) fn lacking_in(self, other: Self) -> Option<&'static str> {
         let offers = [
             (self.write && !other.write, "writes"),

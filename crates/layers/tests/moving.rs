@@ -1,5 +1,5 @@
-//! Moves of a disk under load: the target becomes equal to the store, whatever fails and whenever it
-//! does, and guests notice nothing.
+//! Moves of a disk under load: the target becomes equal to the store, whatever fails and whenever
+//! it does, and guests notice nothing.
 
 use std::cell::Cell;
 use std::io;

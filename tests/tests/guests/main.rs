@@ -19,6 +19,7 @@ mod lifetimes;
 mod limit;
 mod memory_hotplug;
 mod migration;
+mod moves;
 mod not_shared;
 mod offload;
 mod patterns;

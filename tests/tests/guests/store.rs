@@ -13,7 +13,7 @@ const INCREMENTAL: &str = include_str!("../../../crates/fathom/tests/daemon/incr
 const KILLS: usize = 6;
 
 /// Runs a command of Fathom beside the daemon.
-fn fathom(daemon: &Daemon, words: &[&str]) -> Result<String> {
+pub fn fathom(daemon: &Daemon, words: &[&str]) -> Result<String> {
     let folder = daemon.path("");
     let control = daemon.path("control.sock");
     let done = Command::new(Daemon::binary()?)

@@ -252,7 +252,7 @@ fn what_cannot_move_is_refused_and_a_move_that_ends_early_leaves_nothing() {
 
     // A move that takes for ever, because it is so slow.
     let mut nbd = connect(&daemon);
-    nbd.write(0, &[7; 1 << 20]);
+    nbd.write(0, &vec![7; 1 << 20]);
     let slow = MoveRequest { speed: Some(Bytes(1)), ..to_volume(&daemon, "slow") };
     client.move_disk("a", &slow).unwrap();
     assert!(refuse(&slow).message.contains("moves already"));
@@ -286,7 +286,7 @@ fn a_target_that_is_full_ends_the_move_and_not_the_disk() {
     let Some(small) = Small::mount("2M") else { return };
     let daemon = Daemon::start_in(prepared(), CONFIGURATION);
     let mut nbd = connect(&daemon);
-    (0..4).for_each(|part| nbd.write(part << 20, &[9; 1 << 20]));
+    (0..4).for_each(|part| nbd.write(part << 20, &vec![9; 1 << 20]));
     let request = MoveRequest { image: Some(small.path("t.img")), ..to_image(&daemon, "") };
     daemon.client().move_disk("a", &request).unwrap();
     daemon.until("the move to fail", || status(&daemon).unwrap().phase == MovePhase::Failed);

@@ -1,9 +1,9 @@
 //! The move of a disk to another store while it is used.
 //!
 //! A copier ([`MoveCopier`]) copies the store from its first byte to its last. Meanwhile guests
-//! change it. A layer beneath all others ([`MoveWatch`]) notes the regions of completed changes, and
-//! the copier copies these again, pass after pass, until few are left. Then the disk changes over to
-//! the target: its queues stop, the copier copies the rest, and the target is durable.
+//! change it. A layer beneath all others ([`MoveWatch`]) notes the regions of completed changes,
+//! and the copier copies these again, pass after pass, until few are left. Then the disk changes
+//! over to the target: its queues stop, the copier copies the rest, and the target is durable.
 //!
 //! The store is the only authority until then. No request waits for the target, and no failure of
 //! the target reaches a guest. A guest that changes more than the copier can copy is slowed down in

@@ -1,5 +1,5 @@
-//! When the copier may begin with the next bytes: the scheduler of the devices' background work, and
-//! the limit of the operator.
+//! When the copier may begin with the next bytes: the scheduler of the devices' background work,
+//! and the limit of the operator.
 
 use fathom_block::{Background, BackgroundStep, Permission};
 
@@ -33,9 +33,9 @@ impl Pace {
         Self { background, step: None, speed: speed.filter(|it| *it > 0), next_ns: 0, deadline_ns }
     }
 
-    /// Whether a piece of `bytes` bytes may begin. `waiting` are the bytes that wait, and `is_first`
-    /// says that this is the first pass: the later ones do not wait for idle time, because guests
-    /// may be faster. If not, returns when to ask again, in nanoseconds.
+    /// Whether a piece of `bytes` bytes may begin. `waiting` are the bytes that wait, and
+    /// `is_first` says that this is the first pass: the later ones do not wait for idle time,
+    /// because guests may be faster. If not, returns when to ask again, in nanoseconds.
     pub(super) fn ask(
         &mut self,
         bytes: u64,

@@ -29,7 +29,7 @@ use crate::features::{FEATURES, cache};
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Gives a disk's queues its new layers with `restack`, and returns these.
-pub(super) fn exchange(
+pub(crate) fn exchange(
     disk: &Arc<Disk>,
     equipment: &Equipment<'_>,
     restack: impl FnOnce(Vec<Arc<dyn Layer>>) -> Result<(), RestackError>,
@@ -296,7 +296,7 @@ impl Daemon {
     }
 
     /// A disk is as this definition says, with these parts and layers.
-    pub(super) fn adopt(
+    pub(crate) fn adopt(
         &self,
         served: &Served,
         definition: DiskDefinition,

@@ -16,7 +16,6 @@ pub(crate) mod overlay;
 pub(crate) mod parts;
 pub(crate) mod problems;
 pub(crate) mod refresh;
-pub(crate) mod rehome;
 pub(crate) mod reload;
 pub(crate) mod resize;
 pub(crate) mod stack;

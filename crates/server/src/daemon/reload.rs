@@ -344,7 +344,10 @@ impl Daemon {
             report.refused.push(refused.to_string());
         }
         served.live().configured = Some(entry.clone());
-        self.lasting.report_moved(moved, report);
+        report.changed.push(format!(
+            "the disk {name:?} keeps the store to which it has moved: write it into the file \
+             (`fathom config save` shows it)"
+        ));
     }
 }
 

@@ -5,7 +5,7 @@
 //! a reload nor an edited entry of the file brings the content back. So a moved disk keeps its
 //! store as long as the file names the one that it has left.
 
-use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 
 use super::{Lasting, RecordedChange};
 use crate::daemon::overlay::{ChangeRecord, RecordKind, RecordProgress};
@@ -108,15 +108,6 @@ impl Lasting {
             return Ok(());
         }
         RecordedChange::new(self, name, Some(ChangeRecord { entry, after, ..change }), None).done()
-    }
-
-    /// Adds to a report that a disk keeps the store to which it has moved.
-    pub(crate) fn report_moved(&self, after: &DiskDefinition, report: &mut ReloadReport) {
-        let name = &after.name;
-        report.changed.push(format!(
-            "the disk {name:?} keeps the store to which it has moved: write it into the file \
-             (`fathom config save` shows it)"
-        ));
     }
 }
 

@@ -16,11 +16,12 @@
 //!
 //! - `check`: which disks can move, and where.
 //! - `target`: the store that a disk is to have; `source`: the one that it leaves.
-//! - `run`: the thread of a move.
+//! - `run`: the thread of a move; `rehome`: how the disk changes over.
 //! - `requests`: what operators ask for, and moves that a start finds.
 
 mod check;
 pub(crate) mod feature;
+mod rehome;
 mod requests;
 mod run;
 mod source;

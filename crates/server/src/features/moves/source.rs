@@ -1,5 +1,5 @@
-//! The store that a disk leaves: it keeps the content of the instant at which the disk changed over,
-//! and is not served any more without the operator's consent.
+//! The store that a disk leaves: it keeps the content of the instant at which the disk changed
+//! over, and is not served any more without the operator's consent.
 
 use std::io;
 use std::path::Path;

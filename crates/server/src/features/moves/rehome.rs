@@ -6,10 +6,10 @@ use std::sync::Arc;
 use fathom_block::{Backend, CHANGE_TIME_MAX};
 use fathom_control::{DiskDefinition, ErrorBody};
 
-use super::changes::Claims;
-use super::disks::exchange;
-use super::{Daemon, Served};
+use crate::daemon::changes::Claims;
+use crate::daemon::disks::exchange;
 use crate::daemon::stack::{Before, Equipment, LayerKey};
+use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
 use crate::stores::pools::Pools;
 
@@ -24,7 +24,7 @@ impl Daemon {
     ///
     /// # Errors
     /// Why the disk keeps its store.
-    pub(crate) fn rehome(
+    pub(super) fn rehome(
         &self,
         served: &Served,
         definition: DiskDefinition,
