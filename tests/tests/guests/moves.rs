@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fathom_control::{MovePhase, MoveRequest};
-use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served};
+use fathom_tests::{Daemon, Disk, Error, Guest, Records, Result, Served};
 
 use crate::store::fathom;
 
@@ -16,8 +16,8 @@ fn begin(daemon: &Daemon, disk: &str, pool: Option<&str>, name: &str, urgent: bo
     let volume = pool.map(|_| name.to_owned());
     let image = pool.is_none().then_some(path);
     let request = MoveRequest { image, store, volume, urgent, ..MoveRequest::default() };
-    daemon.client().move_disk(disk, &request).map_err(|error| error.to_string())?;
-    Ok(())
+    let begun = daemon.client().move_disk(disk, &request);
+    begun.map(drop).map_err(|error| Error::new(error.to_string()))
 }
 
 fn finish(daemon: &Daemon, disk: &str) -> Result<()> {
