@@ -250,9 +250,9 @@ fn what_cannot_move_is_refused_and_a_move_that_ends_early_leaves_nothing() {
     let remove = DiskChange { remove_layer: Some("wal".into()), ..DiskChange::default() };
     client.change_disk("a", &remove).unwrap();
 
-    // A move that takes for ever, because it is so slow.
+    // A move that takes for ever, because it is so slow: the second request never begins.
     let mut nbd = connect(&daemon);
-    nbd.write(0, &vec![7; 1 << 20]);
+    (0..3).for_each(|part| nbd.write(part << 20, &vec![7; 1 << 20]));
     let slow = MoveRequest { speed: Some(Bytes(1)), ..to_volume(&daemon, "slow") };
     client.move_disk("a", &slow).unwrap();
     assert!(refuse(&slow).message.contains("moves already"));
