@@ -6,7 +6,7 @@ use super::change::{Part, is_zero};
 use super::{StoreQueue, Wanted};
 use crate::batch::{Run, fits};
 use crate::fingerprint::Fingerprint;
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::state::Placed;
 
 /// The most blocks of data of a batch: with the header, as much memory as a request keeps for its
@@ -65,10 +65,14 @@ pub(super) struct Draft {
     slots: usize,
 }
 
-/// Whether it is known that equal content is nowhere else, so that looking for it is in vain: by a
-/// hint of the program that writes, or because it is swapped memory. A wrong hint costs space.
-fn is_unique(insight: &Insight) -> bool {
-    insight.class == Some(IoClass::UNIQUE) || insight.facts.kind == Kind::Swap
+/// Whether looking for equal blocks of the one at an offset of a request is in vain: by a hint of the
+/// program that writes, because it is new ciphertext, or because it is a structure of a file system
+/// or swapped memory. A wrong hint costs space.
+fn is_unique(insight: &Insight, offset: u64) -> bool {
+    let part = insight.parts.iter().rev().find(|part| part.offset <= offset);
+    let kind = part.map_or(insight.facts.kind, |part| part.facts.kind);
+    let is_whole = insight.is_unique || insight.class == Some(IoClass::UNIQUE);
+    is_whole || kind.is_structure() || kind == Kind::Swap
 }
 
 impl Draft {
@@ -148,7 +152,8 @@ impl StoreQueue {
         if !is_zero(bytes) {
             draft.slots += 1;
             let checksum = crc32c::crc32c(bytes);
-            let fingerprint = if is_unique(&change.request.insight) {
+            let offset = (block * BLOCK).saturating_sub(change.request.offset);
+            let fingerprint = if is_unique(&change.request.insight, offset) {
                 draft.unique += 1;
                 None
             } else {
