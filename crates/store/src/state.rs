@@ -71,6 +71,10 @@ pub struct PoolCounts {
     pub zero_blocks: u64,
     /// Blocks that became references to equal ones.
     pub shared_blocks: u64,
+    /// Blocks that were looked for by their fingerprints.
+    pub looked_up_blocks: u64,
+    /// Blocks that became references to blocks that the volume had read before: copies.
+    pub copied_blocks: u64,
     /// Blocks that were known to be equal to no others, so that none were looked for.
     pub unique_blocks: u64,
     /// Blocks that were equal to what they replaced.

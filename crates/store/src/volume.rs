@@ -9,11 +9,13 @@ use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
     Geometry, Operation, StoreAccess,
 };
+use parking_lot::Mutex;
 
 use crate::error::PoolError;
 use crate::layout::BLOCK;
 use crate::pool::{Inner, Pool};
 use crate::queue::{StoreQueue, Wanted};
+use crate::recent::RecentReads;
 
 /// See the module.
 #[derive(Clone)]
@@ -22,6 +24,7 @@ pub(crate) struct StoreVolume {
     inner: Arc<Inner>,
     wanted: Wanted,
     capacity: Arc<AtomicU64>,
+    recent: Arc<Mutex<RecentReads>>,
 }
 
 /// The use of volumes or snapshots, which ends when this is dropped.
@@ -39,7 +42,8 @@ impl Drop for Use {
 impl StoreVolume {
     pub(crate) fn new(pool: Pool, inner: Arc<Inner>, wanted: Wanted, size: u64) -> Self {
         let use_ = Arc::new(Use { pool, wanted });
-        Self { use_, inner, wanted, capacity: Arc::new(AtomicU64::new(size)) }
+        let (capacity, recent) = (Arc::new(AtomicU64::new(size)), Arc::default());
+        Self { use_, inner, wanted, capacity, recent }
     }
 
     /// Zeroes the rest of the block in which a smaller volume ends: what is cut off does not come
@@ -87,7 +91,8 @@ impl Backend for StoreVolume {
         let waker = context.waker()?;
         let in_kernel = context.reactor().pending();
         let inner = Arc::clone(&self.inner);
-        Ok(Box::new(StoreQueue::new(inner, self.wanted, device, waker, in_kernel)))
+        let recent = Arc::clone(&self.recent);
+        Ok(Box::new(StoreQueue::new(inner, self.wanted, recent, device, (waker, in_kernel))))
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
@@ -141,6 +146,16 @@ impl Backend for StoreVolume {
                 "pool_shared_blocks_total",
                 "The blocks that became references to equal ones.",
                 counts.shared_blocks,
+            ),
+            Figure::counter(
+                "pool_looked_up_blocks_total",
+                "The blocks for which equal ones were looked for.",
+                counts.looked_up_blocks,
+            ),
+            Figure::counter(
+                "pool_copied_blocks_total",
+                "The blocks that became references to blocks that their volume had read before.",
+                counts.copied_blocks,
             ),
             Figure::counter(
                 "pool_unique_blocks_total",

@@ -27,6 +27,8 @@ pub(super) struct Data {
     /// becomes a reference.
     pub(super) candidate: Option<u64>,
     pub(super) is_equal: bool,
+    /// Whether the volume has read the block of that place lately.
+    pub(super) was_read: bool,
 }
 
 impl Data {
@@ -60,8 +62,6 @@ pub(super) struct Draft {
     pub(super) waits: usize,
     /// The number that ends its reads of blocks in the state.
     pub(super) interval: Option<u64>,
-    /// The blocks for which no equal ones are looked for.
-    pub(super) unique: u64,
     slots: usize,
 }
 
@@ -128,7 +128,7 @@ impl StoreQueue {
         let mut own = self.device.take();
         own.buffers.allocate((1 + blocks) * BLOCK_BYTES);
         let (parts, interval) = (Vec::new(), None);
-        let mut draft = Draft { own, parts, waits: 0, interval, unique: 0, slots: 0 };
+        let mut draft = Draft { own, parts, waits: 0, interval, slots: 0 };
         for (number, part) in taken {
             self.compose(number, part, &mut draft);
         }
@@ -153,13 +153,12 @@ impl StoreQueue {
             draft.slots += 1;
             let checksum = crc32c::crc32c(bytes);
             let offset = (block * BLOCK).saturating_sub(change.request.offset);
-            let fingerprint = if is_unique(&change.request.insight, offset) {
-                draft.unique += 1;
-                None
-            } else {
-                self.sharing.fingerprint(bytes, checksum)
-            };
-            let data = Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
+            let is_shared = !is_unique(&change.request.insight, offset);
+            let fingerprint =
+                is_shared.then(|| self.sharing.fingerprint(bytes, checksum)).flatten();
+            let (candidate, is_equal, was_read) = (None, false, false);
+            let data = Data { slot, checksum, fingerprint, candidate, is_equal, was_read };
+            let data = Some(data);
             return draft.parts.push(DraftPart { change: number, part, data });
         }
         // Zeroes need no place.

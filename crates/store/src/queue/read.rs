@@ -256,8 +256,12 @@ impl StoreQueue {
             let mut block = [0; BLOCK_BYTES];
             for (index, entry) in read.entries.iter().enumerate() {
                 request.buffers.copy_to(index as u64 * BLOCK, &mut block);
-                is_wrong |= !entry.has_checksum(crc32c::crc32c(&block));
+                let checksum = crc32c::crc32c(&block);
+                is_wrong |= !entry.has_checksum(checksum);
+                let place = entry.block().saturating_sub(self.inner.first_segment);
+                self.sharing.note_read(&block, checksum, place);
             }
+            self.sharing.end_read(read.entries.len());
         } else {
             read.outcome = outcome;
         }
@@ -286,12 +290,17 @@ impl StoreQueue {
         match (outcome, own.buffers.owned()) {
             (Ok(()), Some(bytes)) => {
                 for (index, bytes) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
-                    if read.entries[from + index].has_checksum(crc32c::crc32c(bytes)) {
+                    let entry = read.entries[from + index];
+                    let checksum = crc32c::crc32c(bytes);
+                    if entry.has_checksum(checksum) {
                         read.put(read.first + (from + index) as u64, Some(bytes));
+                        let place = entry.block().saturating_sub(self.inner.first_segment);
+                        self.sharing.note_read(bytes, checksum, place);
                     } else {
                         wrong += 1;
                     }
                 }
+                self.sharing.end_read(read.entries.len());
             }
             (Err(kind), _) => read.outcome = Err(kind),
             (Ok(()), None) => read.outcome = Err(ErrorKind::Io),

@@ -1,13 +1,17 @@
 //! Finds the blocks of drafts that are there already.
 //!
-//! 1. The fingerprint of each block is looked up. Pages of the fingerprint table are read where a
-//!    hook leads to one.
+//! 1. The fingerprint of each block is looked up: among those of the blocks that the volume has read
+//!    lately, and then in the index. Pages of the fingerprint table are read where a hook leads to
+//!    one.
 //! 2. The blocks that may be equal are read and compared.
 //! 3. Equal ones are pinned, and become references.
 //!
 //! A block whose content is that of the volume's own block needs no change at all.
 
+use std::sync::Arc;
+
 use fathom_block::{BackendContext, Outcome, Request};
+use parking_lot::Mutex;
 
 use super::change::Part;
 use super::device::Purpose;
@@ -16,6 +20,7 @@ use super::{StoreQueue, Wanted};
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{Found, read_page};
 use crate::layout::BLOCK_BYTES;
+use crate::recent::{RECENT_RUN, RecentReads};
 use crate::state::State;
 
 /// The pages of the fingerprint table that a queue may read in vain before some were of use.
@@ -35,6 +40,10 @@ pub(super) struct Sharing {
     credit: u32,
     /// The blocks since a page was credited.
     blocks: u32,
+    /// What the queues of the volume have read.
+    recent: Arc<Mutex<RecentReads>>,
+    /// What is being noted there.
+    noted: Vec<(Fingerprint, u64)>,
 }
 
 impl Sharing {
@@ -42,9 +51,11 @@ impl Sharing {
         fingerprinter: Option<Fingerprinter>,
         is_rotational: bool,
         bits: u32,
+        recent: Arc<Mutex<RecentReads>>,
     ) -> Self {
         let run_min = if is_rotational { ROTATIONAL_RUN } else { 1 };
-        Self { fingerprinter, bits, run_min, credit: CREDIT_MAX, blocks: 0 }
+        let (credit, blocks, noted) = (CREDIT_MAX, 0, Vec::new());
+        Self { fingerprinter, bits, run_min, credit, blocks, recent, noted }
     }
 
     /// The fingerprint of a block with this CRC-32C, if blocks are shared.
@@ -56,6 +67,42 @@ impl Sharing {
     /// Whether blocks are shared.
     pub(super) fn is_active(&self) -> bool {
         self.fingerprinter.is_some()
+    }
+
+    /// A block of the volume with this CRC-32C has been read from a place.
+    pub(super) fn note_read(&mut self, block: &[u8], checksum: u32, place: u64) {
+        let fingerprint = self.fingerprint(block, checksum);
+        self.noted.extend(fingerprint.map(|fingerprint| (fingerprint, place)));
+    }
+
+    /// All blocks of a part of a read of so many blocks have been [noted](Self::note_read).
+    pub(super) fn end_read(&mut self, blocks: usize) {
+        if blocks >= RECENT_RUN && !self.noted.is_empty() {
+            let mut recent = self.recent.lock();
+            for (fingerprint, place) in &self.noted {
+                recent.note(*fingerprint, *place);
+            }
+        }
+        self.noted.clear();
+    }
+
+    /// Finds the blocks of a draft that the volume has read lately.
+    fn find_read(&self, draft: &mut Draft) {
+        let recent = self.recent.lock();
+        for data in draft.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
+            data.candidate = data.fingerprint.and_then(|fingerprint| recent.find(fingerprint));
+            data.was_read = data.candidate.is_some();
+        }
+    }
+
+    /// Blocks with these fingerprints are not where they were read.
+    fn forget_reads(&self, unequal: &[(Fingerprint, u64)]) {
+        let mut recent = self.recent.lock();
+        for (fingerprint, place) in unequal {
+            if recent.find(*fingerprint) == Some(*place) {
+                recent.forget(*fingerprint);
+            }
+        }
     }
 
     /// Blocks have been looked up, of which so many were found.
@@ -72,9 +119,11 @@ impl Draft {
     fn find_candidates(&mut self, state: &mut State) -> bool {
         let mut has_candidate = false;
         for data in self.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
-            data.candidate = data.candidate.filter(|place| state.space.has_data(*place));
+            let candidate = data.candidate.map(|place| state.moved(place).unwrap_or(place));
+            data.candidate = candidate.filter(|place| state.space.has_data(*place));
             let Some(fingerprint) = data.fingerprint else { continue };
             if data.candidate.is_none() {
+                data.was_read = false;
                 if let Found::Place(place) = state.find_equal(fingerprint) {
                     data.candidate = Some(place);
                 }
@@ -118,9 +167,16 @@ impl StoreQueue {
         let number = self.number();
         let mut wanted: Vec<(u32, Option<u64>)> = Vec::new();
         let mut credit = self.sharing.credit;
+        self.sharing.find_read(&mut draft);
         self.inner.shared.access(|state| {
             let data = draft.parts.iter().filter_map(|part| part.data);
-            for fingerprint in data.filter_map(|data| data.fingerprint) {
+            for (fingerprint, was_read) in
+                data.filter_map(|data| Some((data.fingerprint?, data.was_read)))
+            {
+                state.counts.looked_up_blocks += 1;
+                if was_read {
+                    continue;
+                }
                 let (page, is_new) = match state.find_equal(fingerprint) {
                     Found::Page(page) if credit > 0 => (page, true),
                     Found::Loading(page) if self.index_loads.contains_key(&page) => (page, false),
@@ -234,6 +290,7 @@ impl StoreQueue {
                 draft.parts[index].data = Some(data);
             }
             if !unequal.is_empty() {
+                self.sharing.forget_reads(&unequal);
                 self.inner.shared.access(|state| {
                     state.counts.unequal_blocks += unequal.len() as u64;
                     for (fingerprint, place) in unequal {
@@ -269,6 +326,7 @@ impl StoreQueue {
                     data.is_equal = state.pin(place);
                 }
                 found += usize::from(data.is_equal);
+                state.counts.copied_blocks += u64::from(data.is_equal && data.was_read);
             }
             state.counts.unchanged_blocks += unchanged.len() as u64;
             draft.interval.take().is_some_and(|interval| state.end_read(interval))
