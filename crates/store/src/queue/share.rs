@@ -35,8 +35,10 @@ pub(super) struct Sharing {
     /// `None` if the blocks of the volume are not shared.
     fingerprinter: Option<Fingerprinter>,
     bits: u32,
-    /// The fewest adjoining blocks that are shared.
+    /// The fewest adjoining blocks that are shared, and the place behind the last ones that were
+    /// compared.
     run_min: usize,
+    stretch_end: u64,
     credit: u32,
     /// The blocks since a page was credited.
     blocks: u32,
@@ -54,8 +56,8 @@ impl Sharing {
         recent: Arc<Mutex<RecentReads>>,
     ) -> Self {
         let run_min = if is_rotational { ROTATIONAL_RUN } else { 1 };
-        let (credit, blocks, noted) = (CREDIT_MAX, 0, Vec::new());
-        Self { fingerprinter, bits, run_min, credit, blocks, recent, noted }
+        let (stretch_end, credit, blocks, noted) = (u64::MAX - 1, CREDIT_MAX, 0, Vec::new());
+        Self { fingerprinter, bits, run_min, stretch_end, credit, blocks, recent, noted }
     }
 
     /// The fingerprint of a block with this CRC-32C, if blocks are shared.
@@ -143,19 +145,54 @@ struct CandidateRun {
     count: usize,
 }
 
+impl CandidateRun {
+    /// The place behind the last one.
+    fn end(&self) -> u64 {
+        self.place + self.count as u64
+    }
+}
+
+/// Whether a place is the next one for data behind a run that ends at `end`. A header may lie
+/// between them.
+fn is_next(end: u64, place: u64) -> bool {
+    place == end || place == end + 1
+}
+
 /// The runs of candidates of a draft.
 fn candidate_runs(draft: &Draft) -> Vec<CandidateRun> {
     let mut runs: Vec<CandidateRun> = Vec::new();
     for (index, part) in draft.parts.iter().enumerate() {
         let Some(place) = part.data.and_then(|data| data.candidate) else { continue };
         match runs.last_mut() {
-            Some(run) if run.part + run.count == index && run.place + run.count as u64 == place => {
+            Some(run) if run.part + run.count == index && run.end() == place => {
                 run.count += 1;
             }
             _ => runs.push(CandidateRun { part: index, place, count: 1 }),
         }
     }
     runs
+}
+
+impl Sharing {
+    /// Divides runs into those that are compared, and those that are not worth a seek. Runs that the
+    /// device reads one behind the other count as one, from one draft to the next.
+    fn worthwhile(&mut self, runs: Vec<CandidateRun>) -> (Vec<CandidateRun>, Vec<CandidateRun>) {
+        let (mut long, mut short) = (Vec::new(), Vec::new());
+        let adjoin = |one: &CandidateRun, next: &CandidateRun| {
+            one.part + one.count == next.part && is_next(one.end(), next.place)
+        };
+        for stretch in runs.chunk_by(adjoin) {
+            let count: usize = stretch.iter().map(|run| run.count).sum();
+            let goes_on = is_next(self.stretch_end, stretch[0].place);
+            if count >= self.run_min || goes_on {
+                self.stretch_end = stretch.last().map_or(0, CandidateRun::end);
+                long.extend(stretch);
+            } else {
+                short.extend(stretch);
+            }
+        }
+        (long, short)
+    }
 }
 
 impl StoreQueue {
@@ -250,9 +287,7 @@ impl StoreQueue {
             let has_candidate = draft.find_candidates(state);
             draft.interval = has_candidate.then(|| state.begin_read());
         });
-        let run_min = self.sharing.run_min;
-        let (runs, short): (Vec<_>, Vec<_>) =
-            candidate_runs(draft).into_iter().partition(|run| run.count >= run_min);
+        let (runs, short) = self.sharing.worthwhile(candidate_runs(draft));
         for run in short {
             for part in &mut draft.parts[run.part..run.part + run.count] {
                 part.data.iter_mut().for_each(|data| data.candidate = None);
@@ -340,5 +375,31 @@ impl StoreQueue {
             self.changes.entry(part.change).and_modify(|change| change.parts -= 1);
         }
         self.ready.push_back(draft);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_are_compared_on_a_rotational_device_if_they_go_on_with_others() {
+        let run = |part: usize, place: u64, count: usize| CandidateRun { part, place, count };
+        let mut sharing = Sharing::new(None, true, 56, Arc::default());
+        let mut compared = |runs: &[CandidateRun]| {
+            let (long, short) = sharing.worthwhile(runs.to_vec());
+            assert_eq!(long.len() + short.len(), runs.len());
+            long.iter().map(|run| run.place).collect::<Vec<_>>()
+        };
+        // Alone, and too far from each other: on the device, or in the draft.
+        assert_eq!(compared(&[run(0, 100, 15), run(15, 117, 5), run(21, 122, 1)]), Vec::<u64>::new());
+        // With a header between them.
+        assert_eq!(compared(&[run(0, 500, 10), run(10, 511, 6)]), [500, 511]);
+        // The next draft goes on, and ends far away.
+        assert_eq!(compared(&[run(0, 517, 3), run(3, 900, 2)]), [517]);
+        assert_eq!(compared(&[run(0, 521, 2), run(5, 700, 16)]), [521, 700]);
+        assert_eq!(compared(&[run(0, 523, 2)]), Vec::<u64>::new());
+        let mut sharing = Sharing::new(None, false, 56, Arc::default());
+        assert_eq!(sharing.worthwhile(vec![run(3, 7, 1)]).0.len(), 1);
     }
 }
