@@ -14,13 +14,24 @@ use crate::fingerprint::Fingerprint;
 const RECENT_MAX: usize = 1 << 17;
 /// The fewest adjoining blocks of a read that are noted. Files are read ahead.
 pub(crate) const RECENT_RUN: usize = 4;
+/// The blocks that are read until a copy of which nothing is written has ended: 256 MiB. A guest
+/// writes what was copied some time later.
+const QUIET_MAX: u64 = 1 << 16;
 
 /// The places of the blocks that were read last. When there are too many, the older half is
 /// dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RecentReads {
     latest: HashMap<Fingerprint, u64>,
     earlier: HashMap<Fingerprint, u64>,
+    /// The blocks that were read since one of a copy was written.
+    quiet: u64,
+}
+
+impl Default for RecentReads {
+    fn default() -> Self {
+        Self { latest: HashMap::new(), earlier: HashMap::new(), quiet: QUIET_MAX }
+    }
 }
 
 impl RecentReads {
@@ -30,6 +41,17 @@ impl RecentReads {
             self.earlier = std::mem::take(&mut self.latest);
         }
         self.latest.insert(fingerprint, place);
+        self.quiet = self.quiet.saturating_add(1);
+    }
+
+    /// Something was written that had been read.
+    pub(crate) fn note_copy(&mut self) {
+        self.quiet = 0;
+    }
+
+    /// Whether what is read now will probably be written.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.quiet < QUIET_MAX
     }
 
     /// The place from which a block with this fingerprint was read last.
@@ -60,7 +82,10 @@ mod tests {
         let found = (1..=last).filter(|number| recent.find(of(*number)) == Some(number + 7));
         assert!(found.count() >= RECENT_MAX / 2);
         assert_eq!((recent.find(of(last)), recent.find(of(1))), (Some(last + 7), None));
+        assert!(!recent.is_copying());
+        recent.note_copy();
         recent.note(of(last), 9);
+        assert!(recent.is_copying());
         assert_eq!(recent.find(of(last)), Some(9), "the last read");
         recent.forget(of(last));
         assert_eq!(recent.find(of(last)), None);

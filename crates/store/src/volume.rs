@@ -12,6 +12,7 @@ use fathom_block::{
 use parking_lot::Mutex;
 
 use crate::error::PoolError;
+use crate::figures::of_sharing;
 use crate::layout::BLOCK;
 use crate::pool::{Inner, Pool};
 use crate::queue::{StoreQueue, Wanted};
@@ -128,7 +129,7 @@ impl Backend for StoreVolume {
     fn figures(&self) -> Vec<Figure> {
         let status = self.use_.pool.status();
         let counts = &status.counts;
-        vec![
+        let mut figures = vec![
             Figure::gauge("pool_bytes", "The bytes of the pool.", status.bytes),
             Figure::gauge("pool_used_bytes", "The bytes of the pool in use.", status.used_bytes),
             Figure::gauge("pool_memory_bytes", "The memory of the pool.", status.memory_bytes),
@@ -136,51 +137,6 @@ impl Backend for StoreVolume {
                 "pool_written_blocks_total",
                 "The blocks that volumes of the pool wrote.",
                 counts.written_blocks,
-            ),
-            Figure::gauge(
-                "pool_shared_bytes",
-                "The bytes of blocks that are kept once for several equal ones.",
-                status.shared_bytes,
-            ),
-            Figure::counter(
-                "pool_shared_blocks_total",
-                "The blocks that became references to equal ones.",
-                counts.shared_blocks,
-            ),
-            Figure::counter(
-                "pool_looked_up_blocks_total",
-                "The blocks for which equal ones were looked for.",
-                counts.looked_up_blocks,
-            ),
-            Figure::counter(
-                "pool_copied_blocks_total",
-                "The blocks that became references to blocks that their volume had read before.",
-                counts.copied_blocks,
-            ),
-            Figure::counter(
-                "pool_unique_blocks_total",
-                "The blocks that were known to be equal to no others.",
-                counts.unique_blocks,
-            ),
-            Figure::counter(
-                "pool_unchanged_blocks_total",
-                "The blocks that were equal to what they replaced.",
-                counts.unchanged_blocks,
-            ),
-            Figure::counter(
-                "pool_merges_total",
-                "The searches for equal blocks that were written several times.",
-                counts.merges,
-            ),
-            Figure::counter(
-                "pool_merged_blocks_total",
-                "The blocks that merges gave to walks to be freed.",
-                counts.merged_blocks,
-            ),
-            Figure::counter(
-                "pool_fingerprint_reads_total",
-                "The pages of the fingerprint table that the pool read.",
-                counts.fingerprint_reads,
             ),
             Figure::counter(
                 "pool_map_pages_total",
@@ -207,7 +163,9 @@ impl Backend for StoreVolume {
                 "The blocks that had other content than was written.",
                 counts.wrong_blocks,
             ),
-        ]
+        ];
+        figures.extend(of_sharing(&status));
+        figures
     }
 
     fn losses(&self) -> u64 {

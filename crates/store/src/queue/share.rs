@@ -88,6 +88,11 @@ impl Sharing {
         self.noted.clear();
     }
 
+    /// Whether a read of so many blocks is probably part of a copy.
+    pub(super) fn is_copying(&self, blocks: usize) -> bool {
+        self.is_active() && blocks >= RECENT_RUN && self.recent.lock().is_copying()
+    }
+
     /// Finds the blocks of a draft that the volume has read lately.
     fn find_read(&self, draft: &mut Draft) {
         let recent = self.recent.lock();
@@ -176,7 +181,7 @@ fn candidate_runs(draft: &Draft) -> Vec<CandidateRun> {
 impl Sharing {
     /// Divides runs into those that are compared, and those that are not worth a seek. Runs that the
     /// device reads one behind the other count as one, from one draft to the next.
-    fn worthwhile(&mut self, runs: Vec<CandidateRun>) -> (Vec<CandidateRun>, Vec<CandidateRun>) {
+    fn worthwhile(&mut self, runs: &[CandidateRun]) -> (Vec<CandidateRun>, Vec<CandidateRun>) {
         let (mut long, mut short) = (Vec::new(), Vec::new());
         let adjoin = |one: &CandidateRun, next: &CandidateRun| {
             one.part + one.count == next.part && is_next(one.end(), next.place)
@@ -287,7 +292,7 @@ impl StoreQueue {
             let has_candidate = draft.find_candidates(state);
             draft.interval = has_candidate.then(|| state.begin_read());
         });
-        let (runs, short) = self.sharing.worthwhile(candidate_runs(draft));
+        let (runs, short) = self.sharing.worthwhile(&candidate_runs(draft));
         for run in short {
             for part in &mut draft.parts[run.part..run.part + run.count] {
                 part.data.iter_mut().for_each(|data| data.candidate = None);
@@ -295,7 +300,17 @@ impl StoreQueue {
         }
         draft.waits = runs.len();
         let first = self.inner.first_segment;
-        for CandidateRun { part, place, count } in runs {
+        let now_ns = context.now_ns();
+        let kept: Vec<_> = self.inner.shared.access(|state| {
+            let take = |run: &CandidateRun| state.contents.take(run.place..run.end(), now_ns);
+            runs.iter().map(take).collect()
+        });
+        for (CandidateRun { part, place, count }, kept) in runs.into_iter().zip(kept) {
+            if let Some(kept) = kept {
+                self.inner.shared.access(|state| state.counts.kept_blocks += count as u64);
+                self.compare_with(number, part, kept.iter().map(|block| &**block));
+                continue;
+            }
             let own = self.device.read(first + place, count);
             self.device.submit(own, Purpose::Compare { draft: number, part }, context);
         }
@@ -309,33 +324,42 @@ impl StoreQueue {
         own: Box<Request>,
         outcome: Outcome,
     ) {
-        if let Some(draft) = self.drafts.get_mut(&number) {
-            draft.waits -= 1;
-            let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
-            let mut unequal = Vec::new();
-            for (index, bytes) in (part..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-                let Some(mut data) = draft.parts.get(index).and_then(|part| part.data) else {
-                    continue;
-                };
-                data.is_equal =
-                    draft.data(data.slot) == bytes || !self.inner.options.rules.compares_equals;
-                if !data.is_equal {
-                    unequal.extend(data.fingerprint.zip(data.candidate));
-                }
-                draft.parts[index].data = Some(data);
-            }
-            if !unequal.is_empty() {
-                self.sharing.forget_reads(&unequal);
-                self.inner.shared.access(|state| {
-                    state.counts.unequal_blocks += unequal.len() as u64;
-                    for (fingerprint, place) in unequal {
-                        state.index.forget(fingerprint, place);
-                    }
-                });
-            }
-        }
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
+        self.compare_with(number, part, bytes.chunks_exact(BLOCK_BYTES));
         self.device.give(own);
         self.pin(number);
+    }
+
+    /// Compares the blocks of a draft, from one of its parts on, with those that may be equal.
+    fn compare_with<'b>(
+        &mut self,
+        number: u64,
+        part: usize,
+        blocks: impl Iterator<Item = &'b [u8]>,
+    ) {
+        let Some(draft) = self.drafts.get_mut(&number) else { return };
+        draft.waits -= 1;
+        let mut unequal = Vec::new();
+        for (index, bytes) in (part..).zip(blocks) {
+            let Some(mut data) = draft.parts.get(index).and_then(|part| part.data) else {
+                continue;
+            };
+            data.is_equal =
+                draft.data(data.slot) == bytes || !self.inner.options.rules.compares_equals;
+            if !data.is_equal {
+                unequal.extend(data.fingerprint.zip(data.candidate));
+            }
+            draft.parts[index].data = Some(data);
+        }
+        if !unequal.is_empty() {
+            self.sharing.forget_reads(&unequal);
+            self.inner.shared.access(|state| {
+                state.counts.unequal_blocks += unequal.len() as u64;
+                for (fingerprint, place) in unequal {
+                    state.index.forget(fingerprint, place);
+                }
+            });
+        }
     }
 
     /// Pins the blocks that are equal, when all have been compared. Then the draft is ready.
@@ -345,7 +369,7 @@ impl StoreQueue {
             return;
         }
         let Some(mut draft) = self.drafts.remove(&number) else { return };
-        let (mut found, mut unchanged) = (0, Vec::new());
+        let (mut found, mut unchanged, mut copied) = (0, Vec::new(), 0);
         let first = self.inner.first_segment;
         let has_places = self.inner.shared.access(|state| {
             for (index, part) in draft.parts.iter_mut().enumerate() {
@@ -361,13 +385,17 @@ impl StoreQueue {
                     data.is_equal = state.pin(place);
                 }
                 found += usize::from(data.is_equal);
-                state.counts.copied_blocks += u64::from(data.is_equal && data.was_read);
+                copied += u64::from(data.is_equal && data.was_read);
             }
             state.counts.unchanged_blocks += unchanged.len() as u64;
+            state.counts.copied_blocks += copied;
             draft.interval.take().is_some_and(|interval| state.end_read(interval))
         });
         if has_places {
             self.inner.shared.wake();
+        }
+        if copied > 0 {
+            self.sharing.recent.lock().note_copy();
         }
         self.sharing.note(draft.parts.len(), found + unchanged.len());
         for index in unchanged.into_iter().rev() {
@@ -387,12 +415,15 @@ mod tests {
         let run = |part: usize, place: u64, count: usize| CandidateRun { part, place, count };
         let mut sharing = Sharing::new(None, true, 56, Arc::default());
         let mut compared = |runs: &[CandidateRun]| {
-            let (long, short) = sharing.worthwhile(runs.to_vec());
+            let (long, short) = sharing.worthwhile(runs);
             assert_eq!(long.len() + short.len(), runs.len());
             long.iter().map(|run| run.place).collect::<Vec<_>>()
         };
         // Alone, and too far from each other: on the device, or in the draft.
-        assert_eq!(compared(&[run(0, 100, 15), run(15, 117, 5), run(21, 122, 1)]), Vec::<u64>::new());
+        assert_eq!(
+            compared(&[run(0, 100, 15), run(15, 117, 5), run(21, 122, 1)]),
+            Vec::<u64>::new()
+        );
         // With a header between them.
         assert_eq!(compared(&[run(0, 500, 10), run(10, 511, 6)]), [500, 511]);
         // The next draft goes on, and ends far away.
@@ -400,6 +431,6 @@ mod tests {
         assert_eq!(compared(&[run(0, 521, 2), run(5, 700, 16)]), [521, 700]);
         assert_eq!(compared(&[run(0, 523, 2)]), Vec::<u64>::new());
         let mut sharing = Sharing::new(None, false, 56, Arc::default());
-        assert_eq!(sharing.worthwhile(vec![run(3, 7, 1)]).0.len(), 1);
+        assert_eq!(sharing.worthwhile(&[run(3, 7, 1)]).0.len(), 1);
     }
 }
