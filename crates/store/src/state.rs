@@ -366,7 +366,9 @@ impl State {
             return None;
         };
         self.space.begin(places.segment);
-        places.data.iter().for_each(|place| self.contents.drop_place(*place));
+        for place in places.data.iter().filter(|_| self.rules.drops_contents) {
+            self.contents.drop_place(*place);
+        }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.in_flight.insert(sequence, places.segment);

@@ -98,6 +98,7 @@ pub struct StormCounts {
     pub shared: u64,
     pub unequal: u64,
     pub copied: u64,
+    pub kept: u64,
     pub unique: u64,
 }
 
@@ -396,6 +397,7 @@ impl Storm {
         self.counts.shared += counts.shared_blocks;
         self.counts.unequal += counts.unequal_blocks;
         self.counts.copied += counts.copied_blocks;
+        self.counts.kept += counts.kept_blocks;
         self.counts.unique += counts.unique_blocks;
         self.counts.losses += 1;
         let mut models = Vec::new();
