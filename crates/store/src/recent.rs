@@ -1,4 +1,5 @@
-//! What was read lately from a volume, by its fingerprints: what a program copies, it has read before.
+//! What was read lately from a volume, by its fingerprints: what a program copies, it has read
+//! before.
 //!
 //! So a copy is found without the fingerprint table, however few of its pages are in memory, and
 //! also if the table does not have its source. As all fingerprints, these only propose a block: it

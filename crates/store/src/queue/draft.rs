@@ -65,9 +65,9 @@ pub(super) struct Draft {
     slots: usize,
 }
 
-/// Whether looking for equal blocks of the one at an offset of a request is in vain: by a hint of the
-/// program that writes, because it is new ciphertext, or because it is a structure of a file system
-/// or swapped memory. A wrong hint costs space.
+/// Whether looking for equal blocks of the one at an offset of a request is in vain: by a hint of
+/// the program that writes, because it is new ciphertext, or because it is a structure of a file
+/// system or swapped memory. A wrong hint costs space.
 fn is_unique(insight: &Insight, offset: u64) -> bool {
     let part = insight.parts.iter().rev().find(|part| part.offset <= offset);
     let kind = part.map_or(insight.facts.kind, |part| part.facts.kind);

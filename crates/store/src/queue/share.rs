@@ -1,8 +1,8 @@
 //! Finds the blocks of drafts that are there already.
 //!
-//! 1. The fingerprint of each block is looked up: among those of the blocks that the volume has read
-//!    lately, and then in the index. Pages of the fingerprint table are read where a hook leads to
-//!    one.
+//! 1. The fingerprint of each block is looked up: among those of the blocks that the volume has
+//!    read lately, and then in the index. Pages of the fingerprint table are read where a hook
+//!    leads to one.
 //! 2. The blocks that may be equal are read and compared.
 //! 3. Equal ones are pinned, and become references.
 //!
@@ -179,8 +179,8 @@ fn candidate_runs(draft: &Draft) -> Vec<CandidateRun> {
 }
 
 impl Sharing {
-    /// Divides runs into those that are compared, and those that are not worth a seek. Runs that the
-    /// device reads one behind the other count as one, from one draft to the next.
+    /// Divides runs into those that are compared, and those that are not worth a seek. Runs that
+    /// the device reads one behind the other count as one, from one draft to the next.
     fn worthwhile(&mut self, runs: &[CandidateRun]) -> (Vec<CandidateRun>, Vec<CandidateRun>) {
         let (mut long, mut short) = (Vec::new(), Vec::new());
         let adjoin = |one: &CandidateRun, next: &CandidateRun| {
