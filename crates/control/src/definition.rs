@@ -211,7 +211,12 @@ impl Section for DiskDefinition {
              all. By default `[\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
         ),
         Key::new("layers", "[]", "further layers, from the guest down to the image"),
-        Key::new("model", "", "the disk model whose timing the disk imitates"),
+        Key::new(
+            "model",
+            "",
+            "the disk model whose timing the disk imitates; with `store`, that of the pool's device, of \
+             the disk with which the pool is opened",
+        ),
         Key::new("vhost_user", "", "the socket for a guest"),
     ];
 }

@@ -61,6 +61,11 @@ impl Kind {
     pub fn is_content(self) -> bool {
         matches!(self, Self::Data | Self::Direct)
     }
+
+    /// Whether the data are structures of a file system, with its journal.
+    pub fn is_structure(self) -> bool {
+        matches!(self, Self::Metadata | Self::Journal | Self::Directory)
+    }
 }
 
 /// The source of an insight, from the weakest to the strongest. If two sources contradict each

@@ -186,6 +186,9 @@ pub struct Insight {
     /// The offset of the request's first byte in its file, if that is known and the request has one
     /// part.
     pub file_offset: Option<u64>,
+    /// Whether what is written is known to be new content, such as that of a file that is being
+    /// encrypted: equal content is nowhere else.
+    pub is_unique: bool,
     /// All parts in order if there are at least two; empty otherwise.
     pub parts: Vec<Part>,
 }
@@ -198,6 +201,7 @@ impl Insight {
         self.io_priority = 0;
         self.flags = RequestFlags::default();
         self.file_offset = None;
+        self.is_unique = false;
         self.parts.clear();
     }
 

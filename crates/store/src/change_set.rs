@@ -202,7 +202,8 @@ impl State {
         Ok(())
     }
 
-    /// The page on the way to the first of some blocks in the set of a volume that is not in memory.
+    /// The page on the way to the first of some blocks in the set of a volume that is not in
+    /// memory.
     pub(crate) fn missing_of_set(&self, volume: u32, blocks: &Range<u64>) -> Option<PageId> {
         let root = self.catalogue.volumes.get(&volume)?.changes.root;
         match self.pages.bits_at(root, blocks.start, &ReadPages::default()) {

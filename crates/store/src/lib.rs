@@ -8,8 +8,8 @@
 //!   `apply` brings batches into the maps.
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
-//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were
-//!   written several times.
+//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `recent`, `contents`: those
+//!   that were read before they were written; `merge`: those that were written several times.
 //! - `change_set`: which blocks have changed since a snapshot; `bitmap`: sets of blocks.
 //! - `difference`: what has changed between two snapshots, by their maps; `compare`: by their
 //!   change sets; [`ChangeCursor`] walks over it.
@@ -29,11 +29,13 @@ mod change_set;
 mod check;
 mod checkpoint;
 mod compare;
+mod contents;
 mod copy;
 mod difference;
 mod entry;
 mod error;
 mod estimate;
+mod figures;
 mod fingerprint;
 mod fuzz;
 mod hold;
@@ -46,6 +48,7 @@ mod paged;
 mod pages;
 mod pool;
 mod queue;
+mod recent;
 mod record;
 mod recover;
 mod reserve;

@@ -229,7 +229,7 @@ impl Pool {
             used_bytes: state.space.used_places() * BLOCK,
             shared_bytes: state.space.shared_places() * BLOCK,
             has_garbage: state.has_garbage || state.walk.is_some(),
-            memory_bytes: state.space.memory() + state.pages.memory() + state.index.memory(),
+            memory_bytes: state.memory(),
             counts: state.counts,
             recovered,
         })

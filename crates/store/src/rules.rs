@@ -45,6 +45,8 @@ pub struct Rules {
     pub pins_references: bool,
     /// Blocks with equal fingerprints are compared.
     pub compares_equals: bool,
+    /// The kept content of a place is dropped when the place gets another one.
+    pub drops_contents: bool,
     /// A recovery drops references to blocks that are not there.
     pub drops_references: bool,
     /// A recovery takes the place of a reference again that an earlier batch has freed.
@@ -82,6 +84,7 @@ impl Default for Rules {
             keeps_shared: true,
             pins_references: true,
             compares_equals: true,
+            drops_contents: true,
             drops_references: true,
             takes_again: true,
             visits_copies: true,

@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 
 use crate::bitmap;
 use crate::catalogue::{Catalogue, Change, PageId};
+use crate::contents::Contents;
 use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
@@ -71,6 +72,12 @@ pub struct PoolCounts {
     pub zero_blocks: u64,
     /// Blocks that became references to equal ones.
     pub shared_blocks: u64,
+    /// Blocks that were looked for by their fingerprints.
+    pub looked_up_blocks: u64,
+    /// Blocks that became references to blocks that the volume had read before: copies.
+    pub copied_blocks: u64,
+    /// Blocks that were compared with what was read before, without another read.
+    pub kept_blocks: u64,
     /// Blocks that were known to be equal to no others, so that none were looked for.
     pub unique_blocks: u64,
     /// Blocks that were equal to what they replaced.
@@ -109,6 +116,7 @@ pub(crate) struct State {
     pub(crate) space: Space,
     pub(crate) pages: Pages,
     pub(crate) index: Index,
+    pub(crate) contents: Contents,
     /// The places to which references are being made, and how many.
     pub(crate) pinned: BTreeMap<u64, u32>,
     pub(crate) merge: Option<Merge>,
@@ -210,6 +218,7 @@ impl State {
             space,
             pages,
             index: parts.index,
+            contents: Contents::default(),
             pinned: BTreeMap::new(),
             merge: None,
             union: None,
@@ -248,6 +257,12 @@ impl State {
 
     pub(crate) fn layout(&self) -> Layout {
         *self.space.layout()
+    }
+
+    /// The bytes of memory that the pool takes, about.
+    pub(crate) fn memory(&self) -> u64 {
+        let tables = self.space.memory() + self.pages.memory() + self.index.memory();
+        tables + self.contents.memory()
     }
 
     /// The most changed pages: those for which the next checkpoint has places.
@@ -351,6 +366,9 @@ impl State {
             return None;
         };
         self.space.begin(places.segment);
+        for place in places.data.iter().filter(|_| self.rules.drops_contents) {
+            self.contents.drop_place(*place);
+        }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.in_flight.insert(sequence, places.segment);

@@ -9,11 +9,14 @@ use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
     Geometry, Operation, StoreAccess,
 };
+use parking_lot::Mutex;
 
 use crate::error::PoolError;
+use crate::figures::of_sharing;
 use crate::layout::BLOCK;
 use crate::pool::{Inner, Pool};
 use crate::queue::{StoreQueue, Wanted};
+use crate::recent::RecentReads;
 
 /// See the module.
 #[derive(Clone)]
@@ -22,6 +25,7 @@ pub(crate) struct StoreVolume {
     inner: Arc<Inner>,
     wanted: Wanted,
     capacity: Arc<AtomicU64>,
+    recent: Arc<Mutex<RecentReads>>,
 }
 
 /// The use of volumes or snapshots, which ends when this is dropped.
@@ -39,7 +43,8 @@ impl Drop for Use {
 impl StoreVolume {
     pub(crate) fn new(pool: Pool, inner: Arc<Inner>, wanted: Wanted, size: u64) -> Self {
         let use_ = Arc::new(Use { pool, wanted });
-        Self { use_, inner, wanted, capacity: Arc::new(AtomicU64::new(size)) }
+        let (capacity, recent) = (Arc::new(AtomicU64::new(size)), Arc::default());
+        Self { use_, inner, wanted, capacity, recent }
     }
 
     /// Zeroes the rest of the block in which a smaller volume ends: what is cut off does not come
@@ -87,7 +92,8 @@ impl Backend for StoreVolume {
         let waker = context.waker()?;
         let in_kernel = context.reactor().pending();
         let inner = Arc::clone(&self.inner);
-        Ok(Box::new(StoreQueue::new(inner, self.wanted, device, waker, in_kernel)))
+        let recent = Arc::clone(&self.recent);
+        Ok(Box::new(StoreQueue::new(inner, self.wanted, recent, device, (waker, in_kernel))))
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
@@ -123,7 +129,7 @@ impl Backend for StoreVolume {
     fn figures(&self) -> Vec<Figure> {
         let status = self.use_.pool.status();
         let counts = &status.counts;
-        vec![
+        let mut figures = vec![
             Figure::gauge("pool_bytes", "The bytes of the pool.", status.bytes),
             Figure::gauge("pool_used_bytes", "The bytes of the pool in use.", status.used_bytes),
             Figure::gauge("pool_memory_bytes", "The memory of the pool.", status.memory_bytes),
@@ -131,41 +137,6 @@ impl Backend for StoreVolume {
                 "pool_written_blocks_total",
                 "The blocks that volumes of the pool wrote.",
                 counts.written_blocks,
-            ),
-            Figure::gauge(
-                "pool_shared_bytes",
-                "The bytes of blocks that are kept once for several equal ones.",
-                status.shared_bytes,
-            ),
-            Figure::counter(
-                "pool_shared_blocks_total",
-                "The blocks that became references to equal ones.",
-                counts.shared_blocks,
-            ),
-            Figure::counter(
-                "pool_unique_blocks_total",
-                "The blocks that were known to be equal to no others.",
-                counts.unique_blocks,
-            ),
-            Figure::counter(
-                "pool_unchanged_blocks_total",
-                "The blocks that were equal to what they replaced.",
-                counts.unchanged_blocks,
-            ),
-            Figure::counter(
-                "pool_merges_total",
-                "The searches for equal blocks that were written several times.",
-                counts.merges,
-            ),
-            Figure::counter(
-                "pool_merged_blocks_total",
-                "The blocks that merges gave to walks to be freed.",
-                counts.merged_blocks,
-            ),
-            Figure::counter(
-                "pool_fingerprint_reads_total",
-                "The pages of the fingerprint table that the pool read.",
-                counts.fingerprint_reads,
             ),
             Figure::counter(
                 "pool_map_pages_total",
@@ -192,7 +163,9 @@ impl Backend for StoreVolume {
                 "The blocks that had other content than was written.",
                 counts.wrong_blocks,
             ),
-        ]
+        ];
+        figures.extend(of_sharing(&status));
+        figures
     }
 
     fn losses(&self) -> u64 {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use fathom_block::{Backend, Clock, IoClass, Operation};
+use fathom_block::{Backend, Clock, Facts, Insight, IoClass, Kind, Operation, Stack};
 use fathom_reactor::Reactor;
 use fathom_sim::{OneRequest, SimBackend};
 use fathom_store::{Pool, PoolOptions, PoolStatus, check};
@@ -118,29 +118,138 @@ fn what_was_written_before_an_opening_is_found() {
     }
 }
 
+/// A queue of a volume, whose requests have insights.
+struct Hinted {
+    reactor: Reactor,
+    stack: Stack,
+}
+
+impl Hinted {
+    fn open(pool: &Pool, volume: &str) -> Self {
+        let disk = disk(pool.volume(volume).unwrap());
+        let mut reactor = Reactor::new(64).unwrap();
+        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+        Self { reactor, stack }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8], hint: impl FnOnce(&mut Insight)) {
+        let mut request = self.stack.request();
+        (request.operation, request.offset) = (Operation::Write, offset);
+        request.length = bytes.len() as u64;
+        request.buffers.allocate(bytes.len());
+        request.buffers.copy_from(0, bytes);
+        hint(&mut request.insight);
+        self.stack.submit(request, &mut self.reactor);
+        while self.stack.completed().is_none() {
+            self.stack.advance(&mut self.reactor);
+        }
+    }
+}
+
 #[test]
 fn what_is_known_to_be_unique_is_not_looked_for() {
     let (_device, pool) = pool(blank_of(DEVICE));
     pool.create_volume("a", VOLUME).unwrap();
-    let disk = disk(pool.volume("a").unwrap());
-    let mut reactor = Reactor::new(64).unwrap();
-    let mut stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
-    let mut write = |offset: u64, class: Option<IoClass>| {
-        let mut request = stack.request();
-        (request.operation, request.offset, request.length) = (Operation::Write, offset, BLOCK);
-        request.buffers.allocate(BLOCK as usize);
-        request.buffers.copy_from(0, &block(7));
-        request.insight.class = class;
-        stack.submit(request, &mut reactor);
-        while stack.completed().is_none() {
-            stack.advance(&mut reactor);
-        }
-        let counts = pool.status().counts;
-        (counts.written_blocks, counts.shared_blocks, counts.unique_blocks)
+    let mut queue = Hinted::open(&pool, "a");
+    let mut write = |offset: u64, hint: &dyn Fn(&mut Insight)| {
+        let before = pool.status().counts;
+        queue.write(offset * BLOCK, &blocks(7..9), hint);
+        let after = pool.status().counts;
+        let looked_up = after.looked_up_blocks > before.looked_up_blocks;
+        let unique = after.unique_blocks - before.unique_blocks;
+        (after.shared_blocks - before.shared_blocks, looked_up, unique)
     };
-    assert_eq!(write(0, None), (1, 0, 0));
-    assert_eq!(write(BLOCK, Some(IoClass::UNIQUE)), (2, 0, 1));
-    assert_eq!(write(2 * BLOCK, Some(IoClass(4))), (2, 1, 1));
+    assert_eq!(write(0, &|_| {}), (0, true, 0));
+    assert_eq!(write(2, &|insight| insight.class = Some(IoClass::UNIQUE)), (0, false, 2));
+    assert_eq!(write(4, &|insight| insight.class = Some(IoClass(4))), (2, true, 0));
+    assert_eq!(write(6, &|insight| insight.is_unique = true), (0, false, 2));
+    for (kind, unique) in [
+        (Kind::Metadata, 2),
+        (Kind::Journal, 2),
+        (Kind::Directory, 2),
+        (Kind::Swap, 2),
+        (Kind::Data, 0),
+        (Kind::Direct, 0),
+        (Kind::Device, 0),
+    ] {
+        let found = write(8 + 2 * kind as u64, &|insight| insight.facts.kind = kind);
+        assert_eq!(found, (2 - unique, unique == 0, unique), "{kind:?}");
+    }
+    // A part of a request.
+    let found = write(40, &|insight| {
+        for kind in [Kind::Data, Kind::Journal] {
+            insight.push(BLOCK, Facts { kind, ..Facts::default() });
+        }
+    });
+    assert_eq!(found, (1, true, 1));
+}
+
+#[test]
+fn what_is_unique_costs_no_page_of_the_fingerprint_table() {
+    let reads = |is_unique: bool| {
+        let (_device, pool) = pool(blank_of(DEVICE));
+        pool.create_volume("a", VOLUME).unwrap();
+        let mut queue = Hinted::open(&pool, "a");
+        for round in 0..40_u64 {
+            for start in (0..960).step_by(60) {
+                let content = blocks(1000 * round + start..1000 * round + start + 60);
+                queue.write(start * BLOCK, &content, |insight| insight.is_unique = is_unique);
+            }
+        }
+        pool.status().counts.fingerprint_reads
+    };
+    let (with, without) = (reads(false), reads(true));
+    assert!(with > 20 && without == 0, "{with} and {without}");
+}
+
+#[test]
+fn a_copy_is_found_though_its_source_has_no_fingerprints() {
+    let (device, pool) = pool(blank_of(DEVICE));
+    for (name, domain) in [("a", "x"), ("b", "x"), ("c", "")] {
+        pool.create_volume_in(name, VOLUME, domain).unwrap();
+        let mut queue = Hinted::open(&pool, name);
+        for start in (0..120).step_by(60) {
+            let content = blocks(start..start + 60);
+            queue.write(start * BLOCK, &content, |insight| insight.is_unique = true);
+        }
+    }
+    let copy = |name: &str, from: u64, target: u64| {
+        let volume = disk(pool.volume(name).unwrap());
+        // What one queue has read is known to the others.
+        let (mut reader, mut writer) = (OneRequest::open(&volume), OneRequest::open(&volume));
+        let before = pool.status().counts;
+        let content = reader.read(from * BLOCK, 60 * BLOCK).unwrap();
+        writer.write(target * BLOCK, &content).unwrap();
+        let after = pool.status().counts;
+        let copied = after.copied_blocks - before.copied_blocks;
+        assert_eq!(after.shared_blocks - before.shared_blocks, copied);
+        copied
+    };
+    assert_eq!(copy("a", 0, 300), 60);
+    assert_eq!(copy("a", 30, 400), 60);
+    assert_eq!(copy("c", 0, 300), 0, "it does not share its blocks");
+    // What another volume has read is not known.
+    let before = counts(&pool);
+    open(&pool, "b").write(500 * BLOCK, &blocks(60..120)).unwrap();
+    assert_eq!(counts(&pool).0 - before.0, 60);
+    // What was read, and is overwritten before it is written elsewhere.
+    let mut queue = open(&pool, "a");
+    let content = queue.read(60 * BLOCK, 60 * BLOCK).unwrap();
+    for start in [0, 60, 300, 400] {
+        queue.write(start * BLOCK, &blocks(800 + start..860 + start)).unwrap();
+    }
+    queue.write(700 * BLOCK, &content).unwrap();
+    queue.flush().unwrap();
+    drop(queue);
+    for pool in [pool.clone(), support::reopen(&device.crash(1))] {
+        let found = self::content(pool.volume("a").unwrap());
+        assert!(found[700 * BLOCK as usize..][..content.len()] == content);
+        for start in [0, 60, 300, 400] {
+            let found = &found[(start * BLOCK) as usize..][..60 * BLOCK as usize];
+            assert!(found == blocks(800 + start..860 + start), "from {start} on");
+        }
+    }
+    assert_eq!(problems(device.crash(1)), Vec::<String>::new());
 }
 
 /// Looks for equal blocks until they have been found and freed.

@@ -51,6 +51,28 @@ fn nothing_is_lost_when_most_blocks_are_equal() {
 }
 
 #[test]
+fn nothing_is_lost_when_what_was_read_is_written_and_hints_are_wrong() {
+    let (mut copied, mut kept, mut unequal, mut unique, mut cases) = (0, 0, 0, 0, 0_u64);
+    each_seed(16, |seed| {
+        let rules = Rules {
+            walk_step: 1 + seed as usize % 3,
+            fingerprint_bits: if seed % 2 == 0 { 56 } else { 2 },
+            ..Rules::default()
+        };
+        let mut storm = Storm::new(StormOptions::new(Kind::Copies, rules), seed);
+        storm.run();
+        let counts = storm.counts;
+        (copied, kept) = (copied + counts.copied, kept + counts.kept);
+        (unequal, unique) = (unequal + counts.unequal, unique + counts.unique);
+        cases += 1;
+    });
+    println!("{copied} {kept} {unequal} {unique} in {cases} cases");
+    let is_enough = copied > 5 * cases && kept > 5 * cases && unequal > 5 * cases;
+    let is_enough = is_enough && unique > 10 * cases;
+    assert!(cases < 9 || is_enough, "{copied} {kept} {unequal} {unique} in {cases} cases");
+}
+
+#[test]
 fn a_recovery_that_loses_its_power_is_carried_out_again() {
     each_seed(4, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };

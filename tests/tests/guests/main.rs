@@ -32,6 +32,7 @@ mod resize;
 mod scene;
 mod schedule;
 mod store;
+mod store_hints;
 mod syscalls;
 mod truth;
 mod two_guests;

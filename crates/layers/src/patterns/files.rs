@@ -43,6 +43,11 @@ pub(super) struct Process {
 }
 
 impl File {
+    /// Whether what is written into it is new ciphertext, which equals nothing else.
+    pub fn is_ciphertext(&self) -> bool {
+        self.verdict == Verdict::Encrypted && self.is_made_here
+    }
+
     /// What identifies the file, and its size.
     pub fn facts(&self) -> Facts {
         let FileKey { device, file_system, inode } = self.key;
@@ -108,6 +113,9 @@ pub(super) struct File {
     pub sample: Sample,
     /// The verdict about its written content.
     pub verdict: Verdict,
+    /// Whether it was encrypted in this guest, as far as is known: others may have come encrypted
+    /// from elsewhere, and be there several times.
+    pub is_made_here: bool,
     /// The copy whose target it is.
     pub run: Run,
     /// The bytes of copies into it that are known in one way only.

@@ -294,11 +294,11 @@ impl Finder {
         }
     }
 
-    /// Examines content that is written.
-    pub fn write(&mut self, content: Content<'_>) {
+    /// Examines content that is written. Returns whether it is new ciphertext.
+    pub fn write(&mut self, content: Content<'_>) -> bool {
         let id = self.file(content.facts, content.now_ns);
         self.counts.examined_bytes += content.data.len() as u64;
-        let Some(file) = self.files.get_mut(id) else { return };
+        let Some(file) = self.files.get_mut(id) else { return false };
         let process = Process::of(content.facts);
         if process.is_known() {
             file.writer = process;
@@ -311,6 +311,7 @@ impl Finder {
         if self.options.encryption && content.is_in_file {
             self.judge(id, content);
         }
+        self.files.get(id).is_some_and(File::is_ciphertext)
     }
 
     /// Adds written content to the sample of its file, and judges the file when there is enough.
@@ -461,6 +462,13 @@ impl Finder {
             actor,
         };
         let bytes = file.sample.written;
+        // Files that come encrypted from elsewhere are not encryption in progress.
+        let is_made_here = record.evidence.is_some_and(|evidence| {
+            evidence != Evidence::Format || record.source_path.is_some() || file.is_plain
+        });
+        if let Some(file) = self.files.get_mut(id) {
+            file.is_made_here = is_made_here;
+        }
         if self.encrypted.len() == RECORDS {
             self.encrypted.pop_front();
         }
@@ -482,10 +490,6 @@ impl Finder {
         self.counts.encrypted_files += 1;
         let encryption = event(PatternKind::Encryption);
         self.push(encryption);
-        // Files that come encrypted from elsewhere are not encryption in progress.
-        let is_made_here = record.evidence != Some(Evidence::Format)
-            || record.source_path.is_some()
-            || self.files.get(id).is_some_and(|file| file.is_plain);
         if !is_made_here {
             return;
         }

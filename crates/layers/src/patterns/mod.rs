@@ -6,6 +6,8 @@
 //! and written lately (`copies`). Copies that system calls make are reported to it
 //! (`finder::calls`). Single blocks are never judged: a verdict is about a file, and needs a sign
 //! besides random bytes, because of the bytes alone nobody can tell encryption from compression.
+//! What is written into a file that is being encrypted is marked as new content
+//! (`Insight::is_unique`), so that no back end looks for equal blocks.
 //! `docs/patterns.md` has the rules.
 //!
 //! The paper, *Improving Virtualized Storage Performance with Sky* (Arulraj, Arpaci-Dusseau,
@@ -181,7 +183,11 @@ impl Patterns {
     pub fn examine(&self, facts: &Facts, offset: u64, data: &[u8], is_write: bool, now_ns: u64) {
         let content = Content { facts, offset, is_in_file: true, data, now_ns };
         let mut finder = self.shared.finder.lock();
-        if is_write { finder.write(content) } else { finder.read(content) }
+        if is_write {
+            finder.write(content);
+        } else {
+            finder.read(content);
+        }
     }
 
     /// Notes a copy that a system call has made, at `now_ns` of the stack's clock.
@@ -316,8 +322,9 @@ struct PatternsQueue {
 }
 
 impl PatternsQueue {
-    /// Examines the content of a request.
-    fn examine(&mut self, request: &Request, now_ns: u64) {
+    /// Examines the content of a request. Returns whether all of it is written, and is new
+    /// ciphertext or structures of the file system.
+    fn examine(&mut self, request: &Request, now_ns: u64) -> bool {
         let is_write = match request.operation {
             Operation::Write => true,
             Operation::Read => false,
@@ -325,22 +332,27 @@ impl PatternsQueue {
             | Operation::Discard
             | Operation::WriteZeroes
             | Operation::GetId
-            | Operation::Extents => return,
+            | Operation::Extents => return false,
         };
         let is_known = request.insight.parts(request.length).any(|part| is_examined(&part.facts));
         if self.has_failed || !is_known {
-            return;
+            return false;
         }
+        let mut is_ciphertext = is_write;
         let data = &mut self.data;
         data.resize(CHUNK, 0);
         let examined = catch_unwind(AssertUnwindSafe(|| {
             let mut finder = self.shared.finder.lock();
             for part in request.insight.parts(request.length) {
                 if !is_examined(&part.facts) {
+                    is_ciphertext &= part.facts.kind.is_structure();
                     continue;
                 }
                 if part.facts.is_transformed {
                     finder.transformed(part.length);
+                    // Btrfs compresses equal content to equal bytes.
+                    let file_system = self.shared.names.text(part.facts.file_system);
+                    is_ciphertext &= file_system.as_deref() != Some("btrfs");
                     continue;
                 }
                 let mut done = 0;
@@ -348,6 +360,7 @@ impl PatternsQueue {
                     let length = (part.length - done).min(CHUNK as u64) as usize;
                     let copied = request.buffers.copy_to(part.offset + done, &mut data[..length]);
                     if copied == 0 {
+                        is_ciphertext = false;
                         break;
                     }
                     let start = part.file_offset.unwrap_or(request.offset + part.offset);
@@ -359,7 +372,7 @@ impl PatternsQueue {
                         now_ns,
                     };
                     if is_write {
-                        finder.write(content);
+                        is_ciphertext &= finder.write(content);
                     } else {
                         finder.read(content);
                     }
@@ -377,6 +390,7 @@ impl PatternsQueue {
             self.has_failed = true;
             self.shared.failures.fetch_add(1, Ordering::Relaxed);
         }
+        is_ciphertext && examined.is_ok()
     }
 }
 
@@ -384,7 +398,7 @@ impl Observer for PatternsQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         for request in requests {
             if request.operation == Operation::Write {
-                self.examine(request, place.round_ns());
+                request.insight.is_unique |= self.examine(request, place.round_ns());
             }
         }
     }

@@ -17,6 +17,8 @@ struct Scene {
     names: Arc<Names>,
     now_ns: u64,
     inode: u64,
+    /// The bytes of new ciphertext that were written.
+    ciphertext: usize,
 }
 
 impl Scene {
@@ -24,7 +26,7 @@ impl Scene {
         let names = Arc::new(Names::default());
         let mut finder = Finder::new(Arc::clone(&names), PatternsOptions::default(), 7);
         finder.has_reader = true;
-        Self { finder, names, now_ns: 1_000_000_000_000, inode: 100 }
+        Self { finder, names, now_ns: 1_000_000_000_000, inode: 100, ciphertext: 0 }
     }
 
     fn facts(&mut self, path: &str, size: usize) -> Facts {
@@ -49,7 +51,11 @@ impl Scene {
             let offset = (number * PIECE) as u64;
             let now_ns = self.now_ns;
             let content = Content { facts, offset, is_in_file: true, data: &data, now_ns };
-            if is_write { self.finder.write(content) } else { self.finder.read(content) }
+            if !is_write {
+                self.finder.read(content);
+            } else if self.finder.write(content) {
+                self.ciphertext += data.len();
+            }
         }
     }
 
@@ -151,6 +157,30 @@ fn encrypted_files_have_a_sign() {
     // A file is reported once.
     scene.transfer(&facts, &random(10, 700_000), true);
     assert_eq!(scene.encrypted().len(), 7);
+}
+
+#[test]
+fn what_is_written_into_a_file_that_is_encrypted_here_is_new() {
+    let mut scene = Scene::new();
+    let size = 4 << 20;
+    let source = scene.facts("/a/report", size);
+    scene.transfer(&source, &text(1, size), false);
+    // Encrypted elsewhere, and copied: nothing is known to be new.
+    scene.write("/z/download.gpg", &with_start(b"\x8c\x0d\x04\x09\x03\x02", 1, size));
+    scene.write("/b/copy", &text(1, size));
+    scene.write("/tmp/random", &random(2, size));
+    assert_eq!(scene.ciphertext, 0);
+    let sealed = with_start(b"\x8c\x0d\x04\x09\x03\x02", 3, size + 500);
+    let facts = scene.write("/a/report.gpg", &sealed);
+    let found = scene.ciphertext;
+    assert!(found > size - (5 << 18) && found < size, "{found}");
+    // A copy of it is not.
+    scene.transfer(&facts, &sealed, false);
+    scene.write("/c/report.gpg", &sealed);
+    assert_eq!(scene.ciphertext, found);
+    // What takes its place is not, once there is enough of it.
+    scene.transfer(&facts, &text(4, size), true);
+    assert!(scene.ciphertext < found + (5 << 18), "{} after {found}", scene.ciphertext);
 }
 
 #[test]
@@ -353,7 +383,11 @@ fn hostile_requests_are_bounded() {
         let now_ns = number.wrapping_mul(0x2545_f491_4f6c_dd1d);
         let data = &page[..PAGE - (number % 9) as usize * 100];
         let content = Content { facts: &facts, offset, is_in_file: true, data, now_ns };
-        if number % 5 == 0 { scene.finder.read(content) } else { scene.finder.write(content) }
+        if number % 5 == 0 {
+            scene.finder.read(content);
+        } else {
+            scene.finder.write(content);
+        }
     }
     let (copies, encrypted) = scene.finder.records();
     assert!(copies.len() <= 256 && encrypted.len() <= 256);

@@ -36,7 +36,9 @@ impl Feature for Stores {
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
-        if let Some(model) = &disk.definition.model {
+        // The model of a disk with a volume is that of its pool's device.
+        let has_pool = disk.definition.store.is_some();
+        if let Some(model) = disk.definition.model.as_ref().filter(|_| !has_pool) {
             let (devices, capacity) = (disk.shared.of::<ModelDevices>(), disk.home.capacity());
             disk.fitted.push(Fitted {
                 key: LayerKey::Model(model.clone()),

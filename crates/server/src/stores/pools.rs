@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions, OpenError};
 use fathom_block::Backend;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
@@ -13,6 +14,7 @@ use fathom_store::{INDEX_PAGE_MEMORY, Pool, PoolError, PoolOptions, PoolRefusal,
 use parking_lot::Mutex;
 
 use super::attend::PoolAttendance;
+use super::models::ModelDevices;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 
@@ -74,13 +76,14 @@ impl Pools {
         slot.attendance.end(pool.as_ref());
     }
 
-    /// The pool at a path, which is opened if no disk uses it.
+    /// The pool at a path, which is opened for a disk if no other one uses it. Its device has the
+    /// timing of that disk's model.
     pub(crate) fn open(
         &self,
         path: &Path,
-        direct: bool,
+        definition: &DiskDefinition,
         records: &Path,
-        disk: &str,
+        models: &ModelDevices,
     ) -> Result<Pool, Failure> {
         let path = pool_path(path);
         let slot = self.slots.lock().entry(path.clone()).or_default().clone();
@@ -91,10 +94,10 @@ impl Pools {
         }
         let options = FileOptions {
             path,
-            direct,
+            direct: definition.direct,
             read_only: false,
             block_size: None,
-            disk: disk.to_owned(),
+            disk: definition.name.clone(),
             records: Some(records.to_owned()),
             foreign_allowed: true,
         };
@@ -103,7 +106,12 @@ impl Pools {
             |error| matches!(error, OpenError::Locked(_) | OpenError::Claimed(..)),
         )
         .map_err(Failure::from)?;
-        let pool = Pool::open(Arc::new(device), self.options)?;
+        let mut device: Arc<dyn Backend> = Arc::new(device);
+        if let Some(model) = &definition.model {
+            let model = models.make(model, device.capacity())?;
+            device = Arc::new(Modelled::new(device, model));
+        }
+        let pool = Pool::open(device, self.options)?;
         attendance.attend(&pool);
         *slot = Some(pool.downgrade());
         Ok(pool)
@@ -145,7 +153,8 @@ pub(crate) fn open_volume(
         let what = format!("the volume {volume} of {} for the disk {name:?}", path.display());
         ErrorBody::new(ErrorCode::Failed, failure.about(what))
     };
-    let pool = shared.of::<Pools>().open(path, definition.direct, records, name).map_err(failed)?;
+    let models = shared.of::<ModelDevices>();
+    let pool = shared.of::<Pools>().open(path, definition, records, models).map_err(failed)?;
     let is_used = |error: &PoolError| matches!(error, PoolError::Refused(PoolRefusal::InUse));
     let open = || match volume.split_once('@') {
         Some((volume, snapshot)) => pool.snapshot(volume, snapshot),

@@ -59,10 +59,13 @@ impl StoreQueue {
         let pause_ns = self.inner.options.checkpoint_ns;
         let now_ns = context.now_ns();
         let due_ns = self.inner.checkpoint_at_ns.load(Ordering::Relaxed);
-        let (wants, has_changes) = self
-            .inner
-            .shared
-            .access(|state| (state.wants_checkpoint(now_ns >= due_ns), state.awaits_checkpoint()));
+        let (wants, has_changes, expires_ns) = self.inner.shared.access(|state| {
+            let expires_ns = state.contents.expire(now_ns);
+            (state.wants_checkpoint(now_ns >= due_ns), state.awaits_checkpoint(), expires_ns)
+        });
+        if let Some(expires_ns) = expires_ns {
+            context.wake_at(expires_ns);
+        }
         if !wants {
             if has_changes {
                 context.wake_at(due_ns.max(now_ns + LOOK_NS));

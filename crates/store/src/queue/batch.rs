@@ -76,7 +76,7 @@ impl StoreQueue {
             Content::new(volume, &draft.parts, &placed, self.inner.first_segment);
         let left = draft.parts.split_off(count);
         self.put_back(left);
-        let Draft { mut own, parts, unique, .. } = draft;
+        let Draft { mut own, parts, .. } = draft;
         let header = BatchHeader {
             generation: placed.generation,
             sequence: placed.sequence,
@@ -97,11 +97,14 @@ impl StoreQueue {
             state.counts.written_blocks += blocks as u64;
             state.counts.zero_blocks += zeroes as u64;
             state.counts.shared_blocks += pins.len() as u64;
-            state.counts.unique_blocks += unique;
             if !self.sharing.is_active() && state.index.is_empty() {
                 fingerprints.clear();
             }
-            let places: Vec<u64> = fingerprints.iter().map(|(place, _)| *place).collect();
+            let noted = fingerprints.iter().filter(|(_, fingerprint)| fingerprint.is_some());
+            let places: Vec<u64> = noted.map(|(place, _)| *place).collect();
+            if self.sharing.is_active() {
+                state.counts.unique_blocks += (fingerprints.len() - places.len()) as u64;
+            }
             state.admit_fingerprints(&places)
         });
         let parts = parts.into_iter().map(|part| (part.change, part.part)).collect();

@@ -6,7 +6,7 @@ use super::change::{Part, is_zero};
 use super::{StoreQueue, Wanted};
 use crate::batch::{Run, fits};
 use crate::fingerprint::Fingerprint;
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::state::Placed;
 
 /// The most blocks of data of a batch: with the header, as much memory as a request keeps for its
@@ -27,6 +27,8 @@ pub(super) struct Data {
     /// becomes a reference.
     pub(super) candidate: Option<u64>,
     pub(super) is_equal: bool,
+    /// Whether the volume has read the block of that place lately.
+    pub(super) was_read: bool,
 }
 
 impl Data {
@@ -60,15 +62,17 @@ pub(super) struct Draft {
     pub(super) waits: usize,
     /// The number that ends its reads of blocks in the state.
     pub(super) interval: Option<u64>,
-    /// The blocks for which no equal ones are looked for.
-    pub(super) unique: u64,
     slots: usize,
 }
 
-/// Whether it is known that equal content is nowhere else, so that looking for it is in vain: by a
-/// hint of the program that writes, or because it is swapped memory. A wrong hint costs space.
-fn is_unique(insight: &Insight) -> bool {
-    insight.class == Some(IoClass::UNIQUE) || insight.facts.kind == Kind::Swap
+/// Whether looking for equal blocks of the one at an offset of a request is in vain: by a hint of
+/// the program that writes, because it is new ciphertext, or because it is a structure of a file
+/// system or swapped memory. A wrong hint costs space.
+fn is_unique(insight: &Insight, offset: u64) -> bool {
+    let part = insight.parts.iter().rev().find(|part| part.offset <= offset);
+    let kind = part.map_or(insight.facts.kind, |part| part.facts.kind);
+    let is_whole = insight.is_unique || insight.class == Some(IoClass::UNIQUE);
+    is_whole || kind.is_structure() || kind == Kind::Swap
 }
 
 impl Draft {
@@ -124,7 +128,7 @@ impl StoreQueue {
         let mut own = self.device.take();
         own.buffers.allocate((1 + blocks) * BLOCK_BYTES);
         let (parts, interval) = (Vec::new(), None);
-        let mut draft = Draft { own, parts, waits: 0, interval, unique: 0, slots: 0 };
+        let mut draft = Draft { own, parts, waits: 0, interval, slots: 0 };
         for (number, part) in taken {
             self.compose(number, part, &mut draft);
         }
@@ -148,13 +152,13 @@ impl StoreQueue {
         if !is_zero(bytes) {
             draft.slots += 1;
             let checksum = crc32c::crc32c(bytes);
-            let fingerprint = if is_unique(&change.request.insight) {
-                draft.unique += 1;
-                None
-            } else {
-                self.sharing.fingerprint(bytes, checksum)
-            };
-            let data = Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
+            let offset = (block * BLOCK).saturating_sub(change.request.offset);
+            let is_shared = !is_unique(&change.request.insight, offset);
+            let fingerprint =
+                is_shared.then(|| self.sharing.fingerprint(bytes, checksum)).flatten();
+            let (candidate, is_equal, was_read) = (None, false, false);
+            let data = Data { slot, checksum, fingerprint, candidate, is_equal, was_read };
+            let data = Some(data);
             return draft.parts.push(DraftPart { change: number, part, data });
         }
         // Zeroes need no place.

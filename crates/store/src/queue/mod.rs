@@ -4,8 +4,8 @@
 //!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
-//! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint table;
-//!   `merge`: merges.
+//! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint
+//!   table; `merge`: merges.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -23,12 +23,14 @@ use std::sync::Arc;
 
 use fathom_block::{BackendContext, BackendQueue, ErrorKind, Operation, Outcome, Request, Waker};
 use fathom_reactor::{Event, Pending};
+use parking_lot::Mutex;
 
 use crate::catalogue::PageId;
 use crate::checkpoint::Checkpoint;
 use crate::difference::{Comparison, ReadPages};
 use crate::fingerprint::Fingerprinter;
 use crate::pool::Inner;
+use crate::recent::RecentReads;
 use crate::state::Admission;
 
 use batch::Batch;
@@ -107,9 +109,9 @@ impl StoreQueue {
     pub(crate) fn new(
         inner: Arc<Inner>,
         wanted: Wanted,
+        recent: Arc<Mutex<RecentReads>>,
         device: Box<dyn BackendQueue>,
-        waker: Waker,
-        in_kernel: Pending,
+        (waker, in_kernel): (Waker, Pending),
     ) -> Self {
         let fingerprinter = match wanted {
             Wanted::Volume(volume) => inner.shared.access(|state| {
@@ -120,7 +122,7 @@ impl StoreQueue {
         };
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
-        let sharing = Sharing::new(fingerprinter, is_rotational, bits);
+        let sharing = Sharing::new(fingerprinter, is_rotational, bits, recent);
         // A comparison does no work for the pool.
         let is_comparison = matches!(wanted, Wanted::Difference(_));
         let registered = (!is_comparison).then(|| inner.register(&waker));

@@ -13,10 +13,14 @@ use crate::catalogue::PageId;
 use crate::difference::Comparison;
 use crate::entry::MapEntry;
 use crate::layout::{BLOCK, BLOCK_BYTES};
-use crate::pages::{Fault, TableEntry, from_bytes};
+use crate::pages::{Fault, TableEntry, WORDS, from_bytes};
+use crate::recent::RECENT_RUN;
+use crate::tree::BLOCKS_MAX as TREE_BLOCKS_MAX;
 
 /// The most blocks that a read looks up, and has in memory of the queue, at a time.
 const BLOCKS_MAX: u64 = 256;
+/// The blocks whose pages of the map are read ahead: 16 pages.
+const BLOCKS_AHEAD: u64 = 16 * WORDS as u64;
 /// The most extents of an answer, and the most blocks that it is about.
 const EXTENTS_MAX: usize = 1024;
 const EXTENT_BLOCKS_MAX: u64 = 1 << 23;
@@ -162,16 +166,29 @@ impl StoreQueue {
                 continue;
             }
             let range = read.first..read.end().min(read.first + BLOCKS_MAX);
-            match self.look_up(range) {
+            match self.look_up(range.clone()) {
                 Ok((entries, interval)) => self.read_entries(number, entries, interval, context),
                 Err((fault, missing)) => {
                     if !self.load_all(fault, &missing, context) {
-                        return;
+                        return self.load_ahead(&range, context);
                     }
                     let kind = Err(ErrorKind::Io);
                     self.reads.entry(number).and_modify(|read| read.outcome = kind);
                 }
             }
+        }
+    }
+
+    /// Begins to read the next pages of the map behind a range that is read, of which pages were
+    /// missing, if the device reads them with less seeks now than later.
+    fn load_ahead(&mut self, range: &Range<u64>, context: &mut BackendContext<'_>) {
+        let is_long = range.end - range.start >= RECENT_RUN as u64;
+        if !is_long || !self.inner.device.capabilities().rotational {
+            return;
+        }
+        match self.look_up(range.end..(range.end + BLOCKS_AHEAD).min(TREE_BLOCKS_MAX)) {
+            Ok((_, interval)) => self.end_interval(interval),
+            Err((_, missing)) => missing.into_iter().for_each(|id| self.load(id, context)),
         }
     }
 
@@ -221,7 +238,9 @@ impl StoreQueue {
         }
         let is_whole = runs == [(0, entries.len())]
             && read.offset % BLOCK == 0
-            && read.length == entries.len() as u64 * BLOCK;
+            && read.length == entries.len() as u64 * BLOCK
+            // What is kept must be in memory that the guest cannot change.
+            && !self.sharing.is_copying(entries.len());
         read.entries = entries;
         read.pieces = runs.len();
         if is_whole {
@@ -256,8 +275,12 @@ impl StoreQueue {
             let mut block = [0; BLOCK_BYTES];
             for (index, entry) in read.entries.iter().enumerate() {
                 request.buffers.copy_to(index as u64 * BLOCK, &mut block);
-                is_wrong |= !entry.has_checksum(crc32c::crc32c(&block));
+                let checksum = crc32c::crc32c(&block);
+                is_wrong |= !entry.has_checksum(checksum);
+                let place = entry.block().saturating_sub(self.inner.first_segment);
+                self.sharing.note_read(&block, checksum, place);
             }
+            self.sharing.end_read(read.entries.len());
         } else {
             read.outcome = outcome;
         }
@@ -283,14 +306,30 @@ impl StoreQueue {
     ) {
         let Some(read) = self.reads.get_mut(&number) else { return self.device.give(own) };
         let mut wrong = 0;
+        let mut kept = Vec::new();
+        let is_kept = self.sharing.is_copying(read.entries.len());
         match (outcome, own.buffers.owned()) {
             (Ok(()), Some(bytes)) => {
                 for (index, bytes) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
-                    if read.entries[from + index].has_checksum(crc32c::crc32c(bytes)) {
+                    let entry = read.entries[from + index];
+                    let checksum = crc32c::crc32c(bytes);
+                    if entry.has_checksum(checksum) {
                         read.put(read.first + (from + index) as u64, Some(bytes));
+                        let place = entry.block().saturating_sub(self.inner.first_segment);
+                        self.sharing.note_read(bytes, checksum, place);
+                        kept.extend(is_kept.then_some((place, bytes)));
                     } else {
                         wrong += 1;
                     }
+                }
+                self.sharing.end_read(read.entries.len());
+                if !kept.is_empty() {
+                    let now_ns = context.now_ns();
+                    self.inner.shared.access(|state| {
+                        for (place, bytes) in kept {
+                            state.contents.keep(place, bytes, now_ns);
+                        }
+                    });
                 }
             }
             (Err(kind), _) => read.outcome = Err(kind),

@@ -1,13 +1,17 @@
 //! Finds the blocks of drafts that are there already.
 //!
-//! 1. The fingerprint of each block is looked up. Pages of the fingerprint table are read where a
-//!    hook leads to one.
+//! 1. The fingerprint of each block is looked up: among those of the blocks that the volume has
+//!    read lately, and then in the index. Pages of the fingerprint table are read where a hook
+//!    leads to one.
 //! 2. The blocks that may be equal are read and compared.
 //! 3. Equal ones are pinned, and become references.
 //!
 //! A block whose content is that of the volume's own block needs no change at all.
 
+use std::sync::Arc;
+
 use fathom_block::{BackendContext, Outcome, Request};
+use parking_lot::Mutex;
 
 use super::change::Part;
 use super::device::Purpose;
@@ -16,6 +20,7 @@ use super::{StoreQueue, Wanted};
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{Found, read_page};
 use crate::layout::BLOCK_BYTES;
+use crate::recent::{RECENT_RUN, RecentReads};
 use crate::state::State;
 
 /// The pages of the fingerprint table that a queue may read in vain before some were of use.
@@ -30,11 +35,17 @@ pub(super) struct Sharing {
     /// `None` if the blocks of the volume are not shared.
     fingerprinter: Option<Fingerprinter>,
     bits: u32,
-    /// The fewest adjoining blocks that are shared.
+    /// The fewest adjoining blocks that are shared, and the place behind the last ones that were
+    /// compared.
     run_min: usize,
+    stretch_end: u64,
     credit: u32,
     /// The blocks since a page was credited.
     blocks: u32,
+    /// What the queues of the volume have read.
+    recent: Arc<Mutex<RecentReads>>,
+    /// What is being noted there.
+    noted: Vec<(Fingerprint, u64)>,
 }
 
 impl Sharing {
@@ -42,9 +53,11 @@ impl Sharing {
         fingerprinter: Option<Fingerprinter>,
         is_rotational: bool,
         bits: u32,
+        recent: Arc<Mutex<RecentReads>>,
     ) -> Self {
         let run_min = if is_rotational { ROTATIONAL_RUN } else { 1 };
-        Self { fingerprinter, bits, run_min, credit: CREDIT_MAX, blocks: 0 }
+        let (stretch_end, credit, blocks, noted) = (u64::MAX - 1, CREDIT_MAX, 0, Vec::new());
+        Self { fingerprinter, bits, run_min, stretch_end, credit, blocks, recent, noted }
     }
 
     /// The fingerprint of a block with this CRC-32C, if blocks are shared.
@@ -56,6 +69,47 @@ impl Sharing {
     /// Whether blocks are shared.
     pub(super) fn is_active(&self) -> bool {
         self.fingerprinter.is_some()
+    }
+
+    /// A block of the volume with this CRC-32C has been read from a place.
+    pub(super) fn note_read(&mut self, block: &[u8], checksum: u32, place: u64) {
+        let fingerprint = self.fingerprint(block, checksum);
+        self.noted.extend(fingerprint.map(|fingerprint| (fingerprint, place)));
+    }
+
+    /// All blocks of a part of a read of so many blocks have been [noted](Self::note_read).
+    pub(super) fn end_read(&mut self, blocks: usize) {
+        if blocks >= RECENT_RUN && !self.noted.is_empty() {
+            let mut recent = self.recent.lock();
+            for (fingerprint, place) in &self.noted {
+                recent.note(*fingerprint, *place);
+            }
+        }
+        self.noted.clear();
+    }
+
+    /// Whether a read of so many blocks is probably part of a copy.
+    pub(super) fn is_copying(&self, blocks: usize) -> bool {
+        self.is_active() && blocks >= RECENT_RUN && self.recent.lock().is_copying()
+    }
+
+    /// Finds the blocks of a draft that the volume has read lately.
+    fn find_read(&self, draft: &mut Draft) {
+        let recent = self.recent.lock();
+        for data in draft.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
+            data.candidate = data.fingerprint.and_then(|fingerprint| recent.find(fingerprint));
+            data.was_read = data.candidate.is_some();
+        }
+    }
+
+    /// Blocks with these fingerprints are not where they were read.
+    fn forget_reads(&self, unequal: &[(Fingerprint, u64)]) {
+        let mut recent = self.recent.lock();
+        for (fingerprint, place) in unequal {
+            if recent.find(*fingerprint) == Some(*place) {
+                recent.forget(*fingerprint);
+            }
+        }
     }
 
     /// Blocks have been looked up, of which so many were found.
@@ -72,9 +126,11 @@ impl Draft {
     fn find_candidates(&mut self, state: &mut State) -> bool {
         let mut has_candidate = false;
         for data in self.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
-            data.candidate = data.candidate.filter(|place| state.space.has_data(*place));
+            let candidate = data.candidate.map(|place| state.moved(place).unwrap_or(place));
+            data.candidate = candidate.filter(|place| state.space.has_data(*place));
             let Some(fingerprint) = data.fingerprint else { continue };
             if data.candidate.is_none() {
+                data.was_read = false;
                 if let Found::Place(place) = state.find_equal(fingerprint) {
                     data.candidate = Some(place);
                 }
@@ -94,19 +150,54 @@ struct CandidateRun {
     count: usize,
 }
 
+impl CandidateRun {
+    /// The place behind the last one.
+    fn end(&self) -> u64 {
+        self.place + self.count as u64
+    }
+}
+
+/// Whether a place is the next one for data behind a run that ends at `end`. A header may lie
+/// between them.
+fn is_next(end: u64, place: u64) -> bool {
+    place == end || place == end + 1
+}
+
 /// The runs of candidates of a draft.
 fn candidate_runs(draft: &Draft) -> Vec<CandidateRun> {
     let mut runs: Vec<CandidateRun> = Vec::new();
     for (index, part) in draft.parts.iter().enumerate() {
         let Some(place) = part.data.and_then(|data| data.candidate) else { continue };
         match runs.last_mut() {
-            Some(run) if run.part + run.count == index && run.place + run.count as u64 == place => {
+            Some(run) if run.part + run.count == index && run.end() == place => {
                 run.count += 1;
             }
             _ => runs.push(CandidateRun { part: index, place, count: 1 }),
         }
     }
     runs
+}
+
+impl Sharing {
+    /// Divides runs into those that are compared, and those that are not worth a seek. Runs that
+    /// the device reads one behind the other count as one, from one draft to the next.
+    fn worthwhile(&mut self, runs: &[CandidateRun]) -> (Vec<CandidateRun>, Vec<CandidateRun>) {
+        let (mut long, mut short) = (Vec::new(), Vec::new());
+        let adjoin = |one: &CandidateRun, next: &CandidateRun| {
+            one.part + one.count == next.part && is_next(one.end(), next.place)
+        };
+        for stretch in runs.chunk_by(adjoin) {
+            let count: usize = stretch.iter().map(|run| run.count).sum();
+            let goes_on = is_next(self.stretch_end, stretch[0].place);
+            if count >= self.run_min || goes_on {
+                self.stretch_end = stretch.last().map_or(0, CandidateRun::end);
+                long.extend(stretch);
+            } else {
+                short.extend(stretch);
+            }
+        }
+        (long, short)
+    }
 }
 
 impl StoreQueue {
@@ -118,9 +209,16 @@ impl StoreQueue {
         let number = self.number();
         let mut wanted: Vec<(u32, Option<u64>)> = Vec::new();
         let mut credit = self.sharing.credit;
+        self.sharing.find_read(&mut draft);
         self.inner.shared.access(|state| {
             let data = draft.parts.iter().filter_map(|part| part.data);
-            for fingerprint in data.filter_map(|data| data.fingerprint) {
+            for (fingerprint, was_read) in
+                data.filter_map(|data| Some((data.fingerprint?, data.was_read)))
+            {
+                state.counts.looked_up_blocks += 1;
+                if was_read {
+                    continue;
+                }
                 let (page, is_new) = match state.find_equal(fingerprint) {
                     Found::Page(page) if credit > 0 => (page, true),
                     Found::Loading(page) if self.index_loads.contains_key(&page) => (page, false),
@@ -194,9 +292,7 @@ impl StoreQueue {
             let has_candidate = draft.find_candidates(state);
             draft.interval = has_candidate.then(|| state.begin_read());
         });
-        let run_min = self.sharing.run_min;
-        let (runs, short): (Vec<_>, Vec<_>) =
-            candidate_runs(draft).into_iter().partition(|run| run.count >= run_min);
+        let (runs, short) = self.sharing.worthwhile(&candidate_runs(draft));
         for run in short {
             for part in &mut draft.parts[run.part..run.part + run.count] {
                 part.data.iter_mut().for_each(|data| data.candidate = None);
@@ -204,7 +300,17 @@ impl StoreQueue {
         }
         draft.waits = runs.len();
         let first = self.inner.first_segment;
-        for CandidateRun { part, place, count } in runs {
+        let now_ns = context.now_ns();
+        let kept: Vec<_> = self.inner.shared.access(|state| {
+            let take = |run: &CandidateRun| state.contents.take(run.place..run.end(), now_ns);
+            runs.iter().map(take).collect()
+        });
+        for (CandidateRun { part, place, count }, kept) in runs.into_iter().zip(kept) {
+            if let Some(kept) = kept {
+                self.inner.shared.access(|state| state.counts.kept_blocks += count as u64);
+                self.compare_with(number, part, kept.iter().map(|block| &**block));
+                continue;
+            }
             let own = self.device.read(first + place, count);
             self.device.submit(own, Purpose::Compare { draft: number, part }, context);
         }
@@ -218,32 +324,42 @@ impl StoreQueue {
         own: Box<Request>,
         outcome: Outcome,
     ) {
-        if let Some(draft) = self.drafts.get_mut(&number) {
-            draft.waits -= 1;
-            let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
-            let mut unequal = Vec::new();
-            for (index, bytes) in (part..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-                let Some(mut data) = draft.parts.get(index).and_then(|part| part.data) else {
-                    continue;
-                };
-                data.is_equal =
-                    draft.data(data.slot) == bytes || !self.inner.options.rules.compares_equals;
-                if !data.is_equal {
-                    unequal.extend(data.fingerprint.zip(data.candidate));
-                }
-                draft.parts[index].data = Some(data);
-            }
-            if !unequal.is_empty() {
-                self.inner.shared.access(|state| {
-                    state.counts.unequal_blocks += unequal.len() as u64;
-                    for (fingerprint, place) in unequal {
-                        state.index.forget(fingerprint, place);
-                    }
-                });
-            }
-        }
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
+        self.compare_with(number, part, bytes.chunks_exact(BLOCK_BYTES));
         self.device.give(own);
         self.pin(number);
+    }
+
+    /// Compares the blocks of a draft, from one of its parts on, with those that may be equal.
+    fn compare_with<'b>(
+        &mut self,
+        number: u64,
+        part: usize,
+        blocks: impl Iterator<Item = &'b [u8]>,
+    ) {
+        let Some(draft) = self.drafts.get_mut(&number) else { return };
+        draft.waits -= 1;
+        let mut unequal = Vec::new();
+        for (index, bytes) in (part..).zip(blocks) {
+            let Some(mut data) = draft.parts.get(index).and_then(|part| part.data) else {
+                continue;
+            };
+            data.is_equal =
+                draft.data(data.slot) == bytes || !self.inner.options.rules.compares_equals;
+            if !data.is_equal {
+                unequal.extend(data.fingerprint.zip(data.candidate));
+            }
+            draft.parts[index].data = Some(data);
+        }
+        if !unequal.is_empty() {
+            self.sharing.forget_reads(&unequal);
+            self.inner.shared.access(|state| {
+                state.counts.unequal_blocks += unequal.len() as u64;
+                for (fingerprint, place) in unequal {
+                    state.index.forget(fingerprint, place);
+                }
+            });
+        }
     }
 
     /// Pins the blocks that are equal, when all have been compared. Then the draft is ready.
@@ -253,7 +369,7 @@ impl StoreQueue {
             return;
         }
         let Some(mut draft) = self.drafts.remove(&number) else { return };
-        let (mut found, mut unchanged) = (0, Vec::new());
+        let (mut found, mut unchanged, mut copied) = (0, Vec::new(), 0);
         let first = self.inner.first_segment;
         let has_places = self.inner.shared.access(|state| {
             for (index, part) in draft.parts.iter_mut().enumerate() {
@@ -269,12 +385,17 @@ impl StoreQueue {
                     data.is_equal = state.pin(place);
                 }
                 found += usize::from(data.is_equal);
+                copied += u64::from(data.is_equal && data.was_read);
             }
             state.counts.unchanged_blocks += unchanged.len() as u64;
+            state.counts.copied_blocks += copied;
             draft.interval.take().is_some_and(|interval| state.end_read(interval))
         });
         if has_places {
             self.inner.shared.wake();
+        }
+        if copied > 0 {
+            self.sharing.recent.lock().note_copy();
         }
         self.sharing.note(draft.parts.len(), found + unchanged.len());
         for index in unchanged.into_iter().rev() {
@@ -282,5 +403,34 @@ impl StoreQueue {
             self.changes.entry(part.change).and_modify(|change| change.parts -= 1);
         }
         self.ready.push_back(draft);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_are_compared_on_a_rotational_device_if_they_go_on_with_others() {
+        let run = |part: usize, place: u64, count: usize| CandidateRun { part, place, count };
+        let mut sharing = Sharing::new(None, true, 56, Arc::default());
+        let mut compared = |runs: &[CandidateRun]| {
+            let (long, short) = sharing.worthwhile(runs);
+            assert_eq!(long.len() + short.len(), runs.len());
+            long.iter().map(|run| run.place).collect::<Vec<_>>()
+        };
+        // Alone, and too far from each other: on the device, or in the draft.
+        assert_eq!(
+            compared(&[run(0, 100, 15), run(15, 117, 5), run(21, 122, 1)]),
+            Vec::<u64>::new()
+        );
+        // With a header between them.
+        assert_eq!(compared(&[run(0, 500, 10), run(10, 511, 6)]), [500, 511]);
+        // The next draft goes on, and ends far away.
+        assert_eq!(compared(&[run(0, 517, 3), run(3, 900, 2)]), [517]);
+        assert_eq!(compared(&[run(0, 521, 2), run(5, 700, 16)]), [521, 700]);
+        assert_eq!(compared(&[run(0, 523, 2)]), Vec::<u64>::new());
+        let mut sharing = Sharing::new(None, false, 56, Arc::default());
+        assert_eq!(sharing.worthwhile(&[run(3, 7, 1)]).0.len(), 1);
     }
 }

@@ -2,11 +2,12 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod hints;
 pub mod storm;
 
 use std::sync::{Arc, OnceLock};
 
-use fathom_block::{Backend, Disk, DiskOptions};
+use fathom_block::{Backend, Disk, DiskOptions, Layer};
 use fathom_persistence::Identity;
 use fathom_sim::{OneRequest, SimBackend, SimOptions};
 use fathom_store::{MakeOptions, Pool, PoolOptions, make};
@@ -51,7 +52,11 @@ pub fn reopen(image: &[u8]) -> Pool {
 }
 
 pub fn disk(backend: Arc<dyn Backend>) -> Arc<Disk> {
-    Disk::new(DiskOptions::default(), Vec::new(), backend).unwrap()
+    disk_under(Vec::new(), backend)
+}
+
+pub fn disk_under(layers: Vec<Arc<dyn Layer>>, backend: Arc<dyn Backend>) -> Arc<Disk> {
+    Disk::new(DiskOptions::default(), layers, backend).unwrap()
 }
 
 /// The whole content of a back end.

@@ -12,7 +12,8 @@ use fathom_sim::{
 };
 use fathom_store::{Pool, PoolError, PoolOptions, Rules, check};
 
-use super::{blank_of, content, disk, fast};
+use super::hints::WrongHints;
+use super::{blank_of, content, disk_under, fast};
 
 /// The size of the device and of the volumes, in bytes.
 pub const DEVICE: u64 = 3 << 20;
@@ -43,10 +44,13 @@ pub enum Kind {
     Equal,
     /// The same on a slow device.
     EqualSlow,
+    /// The same with many reads, and with hints that are wrong: what is read is written again, and
+    /// is said to be new.
+    Copies,
 }
 
 fn is_equal(kind: Kind) -> bool {
-    matches!(kind, Kind::Equal | Kind::EqualSlow)
+    matches!(kind, Kind::Equal | Kind::EqualSlow | Kind::Copies)
 }
 
 #[derive(Clone, Debug)]
@@ -68,7 +72,7 @@ impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
             Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
-            Kind::Equal => (DEVICE, 4),
+            Kind::Equal | Kind::Copies => (DEVICE, 4),
             Kind::EqualSlow => (DEVICE, 30),
             Kind::Tight => (TIGHT, 30),
         };
@@ -93,6 +97,9 @@ pub struct StormCounts {
     pub merged: u64,
     pub shared: u64,
     pub unequal: u64,
+    pub copied: u64,
+    pub kept: u64,
+    pub unique: u64,
 }
 
 /// A volume that is used.
@@ -152,6 +159,9 @@ impl Storm {
         if kind == Kind::Drops {
             workload.weights = [5, 50, 2, 25, 6, 0, 2];
         }
+        if kind == Kind::Copies {
+            (workload.length_max, workload.weights[0]) = (32 << 10, 40);
+        }
         if kind == Kind::Cold {
             workload.force_unit_access_rate = 0.01;
         }
@@ -175,7 +185,9 @@ impl Storm {
 
     /// Opens the queues of a volume.
     fn begin(&mut self, name: &str, model: ModelDisk) {
-        let disk = disk(self.pool.volume(name).expect("a volume"));
+        let volume = self.pool.volume(name).expect("a volume");
+        let hints = (self.options.kind == Kind::Copies).then(|| self.random.u64(..));
+        let disk = disk_under(hints.map(WrongHints::layer).into_iter().collect(), volume);
         let (queues, depth) = (self.random.usize(1..=3), self.random.usize(1..=12));
         let options = HarnessOptions { queues, depth, simulated: true };
         let mut harness = Harness::new(&disk, &options, self.random.u64(..));
@@ -253,7 +265,7 @@ impl Storm {
             (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
             (Kind::Walks, 25..34)
             | (Kind::Tight, 8)
-            | (Kind::Walks | Kind::Equal | Kind::EqualSlow, 8..=12) => 5,
+            | (Kind::Walks | Kind::Equal | Kind::EqualSlow | Kind::Copies, 8..=12) => 5,
             (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
@@ -384,6 +396,9 @@ impl Storm {
         self.counts.merged += counts.merged_blocks;
         self.counts.shared += counts.shared_blocks;
         self.counts.unequal += counts.unequal_blocks;
+        self.counts.copied += counts.copied_blocks;
+        self.counts.kept += counts.kept_blocks;
+        self.counts.unique += counts.unique_blocks;
         self.counts.losses += 1;
         let mut models = Vec::new();
         while !self.heads.is_empty() {

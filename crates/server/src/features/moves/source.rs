@@ -14,6 +14,7 @@ use crate::daemon::Daemon;
 use crate::daemon::lasting::NotedMove;
 use crate::daemon::stack::refusal;
 use crate::daemon::unix_time_ns;
+use crate::stores::models::ModelDevices;
 use crate::stores::pools::Pools;
 
 /// What the name of a volume ends with that a disk has left.
@@ -72,8 +73,8 @@ pub(super) fn stay(daemon: &Daemon, noted: &NotedMove) -> io::Result<()> {
 fn pool_of(daemon: &Daemon, definition: &DiskDefinition) -> io::Result<Pool> {
     let path = definition.store.as_deref().unwrap_or(Path::new(""));
     let records = daemon.records_folder();
-    let pool = daemon.part::<Pools>().open(path, definition.direct, &records, &definition.name);
-    Ok(pool?)
+    let models = daemon.part::<ModelDevices>();
+    Ok(daemon.part::<Pools>().open(path, definition, &records, models)?)
 }
 
 /// Refuses to serve an image that is not the current content of a disk.

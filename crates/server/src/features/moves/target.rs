@@ -19,6 +19,7 @@ use crate::daemon::lasting::NotedMove;
 use crate::daemon::stack::refusal;
 use crate::daemon::unix_time_ns;
 use crate::stores::kinds::open_store;
+use crate::stores::models::ModelDevices;
 use crate::stores::pools::Pools;
 
 /// What the name of a volume ends with until it is complete.
@@ -248,8 +249,8 @@ impl TargetPlace {
     /// Makes the volume.
     fn make_volume(&mut self, daemon: &Daemon, options: &TargetOptions) -> Result<(), ErrorBody> {
         let (definition, path) = (&self.definition, self.path());
-        let (direct, disk) = (definition.direct, &definition.name);
-        let pool = daemon.part::<Pools>().open(path, direct, &self.records, disk);
+        let models = daemon.part::<ModelDevices>();
+        let pool = daemon.part::<Pools>().open(path, definition, &self.records, models);
         let pool = pool.map_err(|failure| ErrorBody::new(ErrorCode::Failed, failure))?;
         let (name, working) = (self.name().to_owned(), self.working_name());
         let volumes = pool.volumes();
