@@ -25,12 +25,14 @@ const SECOND: u64 = 1_000_000_000;
 const DEPTH: usize = 32;
 const DEPTH_LONG: usize = 8;
 /// The simulated time of each load on a hard disk, and the longest rest after it.
-const LOAD_NS: u64 = 60 * SECOND;
-const REST_NS: u64 = 40_000 * SECOND;
+const LOAD_NS: u64 = 10 * SECOND;
+const REST_NS: u64 = 100_000 * SECOND;
 /// The share of the blocks that are overwritten before a volume is read in order, and the bytes
 /// that are read.
 const OVERWRITTEN: u64 = 4;
-const READ: u64 = 256 * MIB;
+const READ: u64 = 128 * MIB;
+/// Of these, those that are read before the blocks are put together: that takes long.
+const READ_SCATTERED: u64 = 16 * MIB;
 /// The processor's time for a request. Requests that complete meanwhile are answered together, so
 /// that the next ones get into the same batch.
 const CPU_NS: u64 = 4000;
@@ -47,7 +49,8 @@ struct Drive {
 
 impl Drive {
     fn open(backend: Arc<dyn Backend>) -> Self {
-        let time_ns = Rc::new(Cell::new(1));
+        // The pool was made and opened in the host's time, which the model knows.
+        let time_ns = Rc::new(Cell::new(Clock::System.now_ns()));
         let disk = Disk::new(DiskOptions::default(), Vec::new(), backend).expect("a disk");
         let mut reactor = Reactor::new(64).expect("an io_uring");
         let clock = Clock::Simulated(Rc::clone(&time_ns));
@@ -227,22 +230,23 @@ fn rotational(name: &str, bytes: u64, share: f64, cached_pages: usize) {
     let raw = Arc::new(Modelled::new(Arc::new(Sparse::new(bytes)), hdd(bytes)));
     let mut drive = Drive::open(raw);
     let mut random = fastrand::Rng::with_seed(3);
-    let raw_writes = drive.load((Operation::Write, BLOCK, DEPTH), LOAD_NS, || {
-        Some(random.u64(..blocks) * BLOCK)
-    });
+    let raw_writes = drive
+        .load((Operation::Write, BLOCK, DEPTH), LOAD_NS, || Some(random.u64(..blocks) * BLOCK));
     let raw_read = drive.in_order(Operation::Read, READ);
     let fresh_read = rig.drive.in_order(Operation::Read, READ);
     rig.overwrite(Pattern::Uniform, blocks / OVERWRITTEN, u64::MAX, 1);
     let writes = rig.overwrite(Pattern::Uniform, u64::MAX, LOAD_NS, 2);
-    let before_read = rig.drive.in_order(Operation::Read, READ);
+    let before_read = rig.drive.in_order(Operation::Read, READ_SCATTERED);
     let pool = rig.pool.clone();
+    rig.drive.rest(SECOND, || pool.has_work());
     let rest_s = rig.drive.rest(REST_NS, || !pool.has_work());
+    let relocated = pool.status().counts.relocated_blocks;
     let read = rig.drive.in_order(Operation::Read, READ);
     let settled = rig.overwrite(Pattern::Uniform, u64::MAX, LOAD_NS, 4);
     println!(
         "{{\"case\":\"{name}\",\"gib\":{},\"raw_writes\":{raw_writes:.1},\"writes\":{writes:.1},\
          \"settled_writes\":{settled:.1},\"raw_read\":{raw_read:.1},\"fresh_read\":{fresh_read:.1},\
-         \"overwritten_read\":{before_read:.1},\"read\":{read:.1},\"rest_s\":{rest_s:.0}}}",
+         \"overwritten_read\":{before_read:.1},\"read\":{read:.1},\"rest_s\":{rest_s:.0},\"relocated\":{relocated}}}",
         bytes / GIB,
     );
 }
@@ -254,9 +258,18 @@ fn main() {
     let (bytes, cached) = (gib * GIB, PoolOptions::default().cached_pages);
     type Case = (&'static str, Box<dyn Fn(&str)>);
     let cases: [Case; 7] = [
-        ("ssd, uniform, 40 %", Box::new(move |name| amplification(name, bytes, 0.4, Pattern::Uniform))),
-        ("ssd, uniform, 80 %", Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Uniform))),
-        ("ssd, 90/10, 80 %", Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Skewed))),
+        (
+            "ssd, uniform, 40 %",
+            Box::new(move |name| amplification(name, bytes, 0.4, Pattern::Uniform)),
+        ),
+        (
+            "ssd, uniform, 80 %",
+            Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Uniform)),
+        ),
+        (
+            "ssd, 90/10, 80 %",
+            Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Skewed)),
+        ),
         ("hdd, 40 %", Box::new(move |name| rotational(name, bytes, 0.4, cached))),
         ("hdd, 80 %", Box::new(move |name| rotational(name, bytes, 0.8, cached))),
         ("hdd, 40 %, maps not in memory", Box::new(move |name| rotational(name, bytes, 0.4, 16))),

@@ -9,7 +9,7 @@
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were
-//!   written several times.
+//!   written several times. `relocation`: blocks that adjoin are put together.
 //! - `change_set`: which blocks have changed since a snapshot; `bitmap`: sets of blocks.
 //! - `difference`: what has changed between two snapshots, by their maps; `compare`: by their
 //!   change sets; [`ChangeCursor`] walks over it.
@@ -48,6 +48,7 @@ mod pool;
 mod queue;
 mod record;
 mod recover;
+mod relocation;
 mod reserve;
 mod room;
 mod rules;

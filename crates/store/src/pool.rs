@@ -42,6 +42,10 @@ pub struct PoolOptions {
     /// The shortest time between two searches for equal blocks that were written several times, in
     /// nanoseconds.
     pub merge_pause_ns: u64,
+    /// Whether blocks that adjoin in a volume are put together; by default on rotational devices.
+    pub relocates: Option<bool>,
+    /// How long no request must have come before blocks are moved, in nanoseconds.
+    pub idle_ns: u64,
     /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
     pub cached_pages: usize,
     /// The most pages of the fingerprint table in memory, which take about 20 KiB each and describe
@@ -57,6 +61,8 @@ impl Default for PoolOptions {
             checkpoint_ns: 30_000_000_000,
             walk_pause_ns: 10_000_000_000,
             merge_pause_ns: 600_000_000_000,
+            relocates: None,
+            idle_ns: 200_000_000,
             cached_pages: 1 << 14,
             index_pages: 1 << 11,
             rules: Rules::default(),
@@ -87,6 +93,10 @@ pub(crate) struct Inner {
     /// Whether a queue carries out a merge, and when the next one is due.
     pub(crate) is_merged: AtomicBool,
     pub(crate) merge_at_ns: AtomicU64,
+    /// Whether blocks are relocated, whether a queue does so, and when the last request came.
+    pub(crate) relocates: bool,
+    pub(crate) is_relocated: AtomicBool,
+    pub(crate) used_at_ns: AtomicU64,
     /// Held while the catalogue is changed.
     changing: Mutex<()>,
     /// The wakers of all queues, by number.
@@ -178,6 +188,7 @@ impl Pool {
         let (shared, recovered) = recover::recover(&device, memory, options.rules)?;
         let (identity, key, layout) =
             shared.access(|state| (state.identity, state.key, state.layout()));
+        let relocates = options.relocates.unwrap_or(device.capabilities().rotational);
         let inner = Inner {
             device,
             options,
@@ -193,6 +204,9 @@ impl Pool {
             has_retired_sets: AtomicBool::new(true),
             is_merged: AtomicBool::new(false),
             merge_at_ns: AtomicU64::new(0),
+            relocates,
+            is_relocated: AtomicBool::new(false),
+            used_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
             wakers: Mutex::default(),
             unattended: OnceLock::new(),

@@ -10,6 +10,8 @@
 //! Blocks go into free segments first, then into the free places of the emptiest ones. A batch lies
 //! in one segment, in ascending order.
 
+mod moved;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -64,6 +66,9 @@ pub(crate) struct Space {
     /// has no place.
     log: Reserve,
     pages: Reserve,
+    /// Where blocks are relocated to, and how many places are wanted for that.
+    moved: Reserve,
+    moved_wanted: usize,
     kept: Option<Chosen>,
     next_kept: Option<Chosen>,
     /// The batches in flight in each segment that has some.
@@ -93,6 +98,8 @@ impl Space {
             states: vec![SegmentState::Idle; layout.segments as usize],
             log: Reserve::default(),
             pages: Reserve::default(),
+            moved: Reserve::default(),
+            moved_wanted: 0,
             kept: None,
             next_kept: None,
             busy: BTreeMap::new(),
@@ -377,22 +384,33 @@ impl Space {
         if self.pages.left() < count {
             return None;
         }
+        let Self { pages, states, layout, .. } = self;
+        Some(Self::take_in_order(pages, states, layout, count))
+    }
+
+    /// The next places of a reserve, at most `count`.
+    fn take_in_order(
+        reserve: &mut Reserve,
+        states: &mut [SegmentState],
+        layout: &Layout,
+        count: usize,
+    ) -> Vec<u64> {
         let mut places = Vec::with_capacity(count);
         while places.len() < count {
-            if self.pages.open.as_ref().is_none_or(|open| open.left() == 0) {
-                if let Some(open) = self.pages.open.take() {
-                    self.states[open.segment as usize] = SegmentState::Spent;
+            if reserve.open.as_ref().is_none_or(|open| open.left() == 0) {
+                if let Some(open) = reserve.open.take() {
+                    states[open.segment as usize] = SegmentState::Spent;
                 }
-                self.pages.open = self.pages.waiting.pop_front();
+                reserve.open = reserve.waiting.pop_front();
             }
-            let open = self.pages.open.as_mut()?;
-            let first = u64::from(open.segment) * u64::from(self.layout.segment_blocks);
+            let Some(open) = reserve.open.as_mut() else { break };
+            let first = u64::from(open.segment) * u64::from(layout.segment_blocks);
             let end = open.free.len().min(open.next + count - places.len());
             let cut = open.free[open.next..end].iter().map(|index| first + u64::from(*index));
             places.extend(cut);
             open.next = end;
         }
-        Some(places)
+        places
     }
 
     /// Chooses segments at the instant of a checkpoint. `page_places` are the free places that the
@@ -406,6 +424,9 @@ impl Space {
             if is_spent && !self.busy.contains_key(&segment) {
                 self.states[segment as usize] = SegmentState::Idle;
             }
+        }
+        if self.moved_wanted > 0 {
+            self.give_back_log();
         }
         let candidates = self.candidates();
         let holes = |segment: &u32| {
@@ -427,6 +448,7 @@ impl Space {
             idle -= chosen.left();
             self.pages.prepared.push(chosen);
         }
+        idle -= self.choose_moved(&mut candidates, idle.saturating_sub(page_places));
         let mut left = self.log.left() + left_of(&self.log.prepared);
         let target = self.log_target();
         // A batch with data needs two places. A segment with fewer would be opened in vain, again
@@ -476,8 +498,8 @@ impl Space {
 
     /// The checkpoint is durable, and no read needs a place that was free at its instant.
     pub(crate) fn activate(&mut self) {
-        let Self { log, pages, .. } = self;
-        for reserve in [log, pages] {
+        let Self { log, pages, moved, .. } = self;
+        for reserve in [log, pages, moved] {
             reserve.waiting.extend(reserve.prepared.drain(..));
         }
         if let Some(next) = self.next_kept.take() {

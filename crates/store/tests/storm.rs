@@ -51,6 +51,23 @@ fn nothing_is_lost_when_most_blocks_are_equal() {
 }
 
 #[test]
+fn nothing_is_lost_while_blocks_are_put_together() {
+    let (mut relocated, mut cases) = (0, 0_u64);
+    each_seed(16, |seed| {
+        let rules = Rules { walk_step: 1 + seed as usize % 3, ..Rules::default() };
+        let kind = if seed % 2 == 0 { Kind::Apart } else { Kind::ApartEqual };
+        let crashes_recoveries = seed % 8 == 0;
+        let steps = if crashes_recoveries { 120 } else { 700 };
+        let options = StormOptions { crashes_recoveries, steps, ..StormOptions::new(kind, rules) };
+        let mut storm = Storm::new(options, seed);
+        storm.run();
+        (relocated, cases) = (relocated + storm.counts.relocated, cases + 1);
+    });
+    println!("{relocated} in {cases} cases");
+    assert!(cases < 9 || relocated > 10 * cases, "{relocated} in {cases} cases");
+}
+
+#[test]
 fn a_recovery_that_loses_its_power_is_carried_out_again() {
     each_seed(4, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };

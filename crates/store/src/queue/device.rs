@@ -72,6 +72,11 @@ pub(super) enum Purpose {
     MergeKept {
         run: u64,
     },
+    /// A request of the lot that is being relocated, for so many blocks of it from this one on.
+    Relocate {
+        first: usize,
+        count: usize,
+    },
     Flush,
     Checkpoint,
 }

@@ -5,7 +5,7 @@
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
 //! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint table;
-//!   `merge`: merges.
+//!   `merge`: merges; `relocate`: relocations.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -16,6 +16,7 @@ mod difference;
 mod draft;
 mod merge;
 mod read;
+mod relocate;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,6 +38,7 @@ use device::{Device, Purpose};
 use draft::{Draft, references};
 use merge::Merging;
 use read::Read;
+use relocate::Relocating;
 use share::Sharing;
 
 /// After this time a change that waits is looked at again, in nanoseconds.
@@ -100,6 +102,7 @@ pub(crate) struct StoreQueue {
     is_walking: bool,
     is_scanning: bool,
     merging: Merging,
+    relocating: Relocating,
     is_closed: bool,
 }
 
@@ -153,6 +156,7 @@ impl StoreQueue {
             is_walking: false,
             is_scanning: false,
             merging: Merging::default(),
+            relocating: Relocating::default(),
             is_closed: false,
         }
     }
@@ -192,6 +196,7 @@ impl StoreQueue {
                 self.unite(context);
                 self.scan(context);
                 self.merge(context);
+                self.relocate(context);
             }
             if !self.device.has_completed() {
                 break;
@@ -236,6 +241,9 @@ impl StoreQueue {
                 self.merge_victims_read(run, request, outcome, context);
             }
             Purpose::MergeKept { run } => self.merge_kept_read(run, request, outcome),
+            Purpose::Relocate { first, count } => {
+                self.lot_returned(first, count, request, outcome);
+            }
             Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
             Purpose::Checkpoint => self.checkpoint_written(request, outcome),
@@ -326,6 +334,7 @@ impl StoreQueue {
 impl BackendQueue for StoreQueue {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
         let number = self.number();
+        self.note_use(context);
         match request.operation {
             Operation::Read | Operation::Extents => {
                 self.reads.insert(number, Read::new(request));
@@ -375,6 +384,7 @@ impl BackendQueue for StoreQueue {
             && !self.is_walking
             && !self.is_scanning
             && !self.merging.is_active()
+            && !self.relocating.is_active()
     }
 }
 
@@ -392,6 +402,7 @@ impl Drop for StoreQueue {
         }
         self.leave_scan();
         self.leave_merge_undone();
+        self.leave_relocation_undone(is_stuck);
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -408,6 +419,7 @@ impl Drop for StoreQueue {
                 | Purpose::MergeTable { .. }
                 | Purpose::MergeVictims { .. }
                 | Purpose::MergeKept { .. }
+                | Purpose::Relocate { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })

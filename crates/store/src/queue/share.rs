@@ -72,7 +72,8 @@ impl Draft {
     fn find_candidates(&mut self, state: &mut State) -> bool {
         let mut has_candidate = false;
         for data in self.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
-            data.candidate = data.candidate.filter(|place| state.space.has_data(*place));
+            let is_there = |place: &u64| state.space.has_data(*place) && state.may_refer_to(*place);
+            data.candidate = data.candidate.filter(is_there);
             let Some(fingerprint) = data.fingerprint else { continue };
             if data.candidate.is_none() {
                 if let Found::Place(place) = state.find_equal(fingerprint) {
