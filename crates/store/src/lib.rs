@@ -42,6 +42,7 @@ mod layout;
 mod locks;
 mod make;
 mod merge;
+mod options;
 mod paged;
 mod pages;
 mod pool;
@@ -77,7 +78,8 @@ pub use fuzz::fuzz_store;
 pub use index::INDEX_PAGE_MEMORY;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
-pub use pool::{DOMAIN, Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
+pub use options::PoolOptions;
+pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
 #[doc(hidden)]
 pub use rules::Rules;

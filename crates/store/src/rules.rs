@@ -61,6 +61,8 @@ pub struct Rules {
     pub keeps_relocated_shared: bool,
     /// A reference is made to a new place only after a checkpoint that has it in use.
     pub refers_to_saved: bool,
+    /// A segment is given back only after a durable checkpoint knows it to be empty.
+    pub punches_after_checkpoint: bool,
     /// The fewest adjoining blocks that are worth a seek.
     pub run_min: usize,
     /// The bits of fingerprints that count.
@@ -100,6 +102,7 @@ impl Default for Rules {
             shares_victims: true,
             keeps_relocated_shared: true,
             refers_to_saved: true,
+            punches_after_checkpoint: true,
             run_min: 64,
             fingerprint_bits: 56,
             walk_step: 64,

@@ -11,6 +11,7 @@
 //! in one segment, in ascending order.
 
 mod moved;
+mod punch;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,6 +22,7 @@ use crate::layout::{Layout, SPACE_BITS};
 use crate::paged::Paged;
 use crate::reserve::{Chosen, Reserve, left_of};
 use crate::rules::Rules;
+use punch::Punches;
 
 /// The most segments that may be opened between two checkpoints and have no completed batch.
 /// Recovery ends its search when it has seen more.
@@ -40,6 +42,8 @@ enum SegmentState {
     /// All of its places that were free have been used. Headers in it may be needed until the next
     /// checkpoint.
     Spent,
+    /// It is being given back to what is beneath the pool.
+    Punching,
     /// A write to it has failed. It is not chosen while the pool is open.
     Retired,
 }
@@ -69,6 +73,7 @@ pub(crate) struct Space {
     /// Where blocks are relocated to, and how many places are wanted for that.
     moved: Reserve,
     moved_wanted: usize,
+    punches: Punches,
     kept: Option<Chosen>,
     next_kept: Option<Chosen>,
     /// The batches in flight in each segment that has some.
@@ -100,6 +105,7 @@ impl Space {
             pages: Reserve::default(),
             moved: Reserve::default(),
             moved_wanted: 0,
+            punches: Punches::new(layout.segments),
             kept: None,
             next_kept: None,
             busy: BTreeMap::new(),
@@ -464,6 +470,7 @@ impl Space {
             idle -= chosen.left();
             self.log.prepared.push(chosen);
         }
+        self.note_empty();
     }
 
     /// The segments with free places, the emptiest first.
@@ -479,6 +486,7 @@ impl Space {
 
     fn pick(&mut self, segment: u32) -> Chosen {
         self.states[segment as usize] = SegmentState::Chosen;
+        self.punches.note_use(segment);
         let first = u64::from(segment) * u64::from(self.layout.segment_blocks);
         let all = 0..self.layout.segment_blocks as u16;
         let free = all.filter(|index| !self.is_used(first + u64::from(*index))).collect();
@@ -502,6 +510,7 @@ impl Space {
         for reserve in [log, pages, moved] {
             reserve.waiting.extend(reserve.prepared.drain(..));
         }
+        self.punches.activate();
         if let Some(next) = self.next_kept.take() {
             if let Some(old) = self.kept.replace(next) {
                 self.states[old.segment as usize] = SegmentState::Spent;

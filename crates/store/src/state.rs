@@ -87,6 +87,8 @@ pub struct PoolCounts {
     pub merged_blocks: u64,
     /// Blocks that were put where their neighbours are.
     pub relocated_blocks: u64,
+    /// Segments that were given back to what is beneath the pool.
+    pub punched_segments: u64,
     /// Batches written.
     pub batches: u64,
     /// Pages of maps that checkpoints wrote.

@@ -39,7 +39,7 @@ pub(crate) struct Walk {
     /// Leaves in which places have to be replaced, and copies of leaves.
     again: Vec<PageId>,
     /// Whether one of them waits for a checkpoint.
-    pub(crate) is_blocked: bool,
+    is_blocked: bool,
 }
 
 impl Walk {
@@ -53,6 +53,11 @@ impl Walk {
     /// What refers to these pages may have been visited before it did.
     pub(crate) fn revisit(&mut self, pages: impl Iterator<Item = (PageId, u32)>) {
         self.todo.extend(pages.map(|(id, level)| Visit { id, level, origin: None }));
+    }
+
+    /// Whether it waits for reads or for a checkpoint.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_blocked || self.todo.is_empty() && self.again.is_empty()
     }
 
     /// These are the roots of volumes, whose maps are visited next.

@@ -77,6 +77,11 @@ pub(super) enum Purpose {
         first: usize,
         count: usize,
     },
+    /// A discard of so many segments from this one on.
+    Punch {
+        first: u32,
+        count: u32,
+    },
     Flush,
     Checkpoint,
 }

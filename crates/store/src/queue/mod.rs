@@ -5,7 +5,7 @@
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
 //! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint table;
-//!   `merge`: merges; `relocate`: relocations.
+//!   `merge`: merges; `relocate`: relocations; `punch`: free segments are given back.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -15,6 +15,7 @@ mod device;
 mod difference;
 mod draft;
 mod merge;
+mod punch;
 mod read;
 mod relocate;
 mod share;
@@ -197,6 +198,7 @@ impl StoreQueue {
                 self.scan(context);
                 self.merge(context);
                 self.relocate(context);
+                self.punch(context);
             }
             if !self.device.has_completed() {
                 break;
@@ -243,6 +245,9 @@ impl StoreQueue {
             Purpose::MergeKept { run } => self.merge_kept_read(run, request, outcome),
             Purpose::Relocate { first, count } => {
                 self.lot_returned(first, count, request, outcome);
+            }
+            Purpose::Punch { first, count } => {
+                self.punched((first, count), request, outcome, context);
             }
             Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
@@ -403,6 +408,7 @@ impl Drop for StoreQueue {
         self.leave_scan();
         self.leave_merge_undone();
         self.leave_relocation_undone(is_stuck);
+        self.leave_punch_undone();
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -420,6 +426,7 @@ impl Drop for StoreQueue {
                 | Purpose::MergeVictims { .. }
                 | Purpose::MergeKept { .. }
                 | Purpose::Relocate { .. }
+                | Purpose::Punch { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })

@@ -10,6 +10,10 @@ use crate::reserve::{Chosen, left_of};
 /// first.
 const LOG_SEGMENTS_MIN: usize = 4;
 
+/// A segment of which a larger part than one of so many is in use is not chosen: blocks that are
+/// put there lie among others.
+const USED_SHARE_MAX: u16 = 2;
+
 impl Space {
     /// So many places are wanted for relocated blocks. The next checkpoint chooses them.
     pub(crate) fn want_moved(&mut self, count: usize) {
@@ -75,6 +79,9 @@ impl Space {
         let mut chosen_now = 0;
         while before + chosen_now < self.moved_wanted && chosen_now + least < idle {
             let Some(segment) = candidates.next() else { break };
+            if self.used[segment as usize] > self.layout.segment_blocks as u16 / USED_SHARE_MAX {
+                break;
+            }
             let chosen = self.pick(segment);
             chosen_now += chosen.left();
             self.moved.prepared.push(chosen);

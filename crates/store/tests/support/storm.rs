@@ -102,6 +102,7 @@ pub struct StormCounts {
     pub failures: u64,
     pub merged: u64,
     pub relocated: u64,
+    pub punched: u64,
     pub shared: u64,
     pub unequal: u64,
 }
@@ -398,6 +399,7 @@ impl Storm {
         self.counts.checkpoints += counts.checkpoints;
         self.counts.merged += counts.merged_blocks;
         self.counts.relocated += counts.relocated_blocks;
+        self.counts.punched += counts.punched_segments;
         self.counts.shared += counts.shared_blocks;
         self.counts.unequal += counts.unequal_blocks;
         self.counts.losses += 1;
@@ -490,6 +492,7 @@ fn open(device: Arc<dyn Backend>, options: &StormOptions) -> Result<Pool, PoolEr
         merge_pause_ns: if is_apart(options.kind) { u64::MAX } else { 0 },
         relocates: Some(is_apart(options.kind)),
         idle_ns: 0,
+        punches: true,
         rules: options.rules,
     };
     Pool::open(device, options)
