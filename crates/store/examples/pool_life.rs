@@ -223,9 +223,8 @@ fn amplification(name: &str, bytes: u64, share: f64, pattern: Pattern) {
 }
 
 /// Random writes on a hard disk, and a read in order of what they leave, against a raw image.
-fn rotational(name: &str, bytes: u64, share: f64, cached_pages: usize) {
-    let options = PoolOptions { cached_pages, ..PoolOptions::default() };
-    let mut rig = rig(bytes, share, hdd(bytes), options);
+fn rotational(name: &str, bytes: u64, share: f64) {
+    let mut rig = rig(bytes, share, hdd(bytes), PoolOptions::default());
     let blocks = rig.volume / BLOCK;
     let raw = Arc::new(Modelled::new(Arc::new(Sparse::new(bytes)), hdd(bytes)));
     let mut drive = Drive::open(raw);
@@ -255,27 +254,18 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let wanted = arguments.next().unwrap_or_default();
     let gib = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(8);
-    let (bytes, cached) = (gib * GIB, PoolOptions::default().cached_pages);
-    type Case = (&'static str, Box<dyn Fn(&str)>);
-    let cases: [Case; 7] = [
-        (
-            "ssd, uniform, 40 %",
-            Box::new(move |name| amplification(name, bytes, 0.4, Pattern::Uniform)),
-        ),
-        (
-            "ssd, uniform, 80 %",
-            Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Uniform)),
-        ),
-        (
-            "ssd, 90/10, 80 %",
-            Box::new(move |name| amplification(name, bytes, 0.8, Pattern::Skewed)),
-        ),
-        ("hdd, 40 %", Box::new(move |name| rotational(name, bytes, 0.4, cached))),
-        ("hdd, 80 %", Box::new(move |name| rotational(name, bytes, 0.8, cached))),
-        ("hdd, 40 %, maps not in memory", Box::new(move |name| rotational(name, bytes, 0.4, 16))),
-        ("hdd, 80 %, maps not in memory", Box::new(move |name| rotational(name, bytes, 0.8, 16))),
+    let bytes = gib * GIB;
+    let rows: [(&str, f64, Pattern); 3] = [
+        ("ssd, uniform, 40 %", 0.4, Pattern::Uniform),
+        ("ssd, uniform, 80 %", 0.8, Pattern::Uniform),
+        ("ssd, 90/10, 80 %", 0.8, Pattern::Skewed),
     ];
-    for (name, run) in cases.iter().filter(|(name, _)| name.contains(&wanted)) {
-        run(name);
+    for (name, share, pattern) in rows.into_iter().filter(|(name, ..)| name.contains(&wanted)) {
+        amplification(name, bytes, share, pattern);
+    }
+    for (name, share) in [("hdd, 40 %", 0.4), ("hdd, 80 %", 0.8)] {
+        if name.contains(&wanted) {
+            rotational(name, bytes, share);
+        }
     }
 }

@@ -158,10 +158,8 @@ impl StoreQueue {
             self.device.submit(own, Purpose::Walk { read, interval }, context);
         }
         // The next step belongs to the next round.
-        let is_waiting = self
-            .inner
-            .shared
-            .access(|state| state.walk.as_ref().is_some_and(Walk::is_waiting));
+        let is_waiting =
+            self.inner.shared.access(|state| state.walk.as_ref().is_some_and(Walk::is_waiting));
         let waits = in_flight > 0 || is_waiting;
         context.wake_at(if waits { context.now_ns() + STEP_NS } else { 0 });
     }
