@@ -145,10 +145,9 @@ impl Pattern {
     fn block(self, random: &mut fastrand::Rng, blocks: u64) -> u64 {
         let hot = blocks / 10;
         match self {
-            Self::Uniform => random.u64(..blocks),
             // The hot ones lie all over the volume, 40 KiB apart.
             Self::Skewed if random.u8(..10) < 9 => random.u64(..hot) * 10,
-            Self::Skewed => random.u64(..blocks),
+            Self::Uniform | Self::Skewed => random.u64(..blocks),
         }
     }
 }

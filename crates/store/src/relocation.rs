@@ -249,7 +249,9 @@ impl State {
             }
         }
         let places = self.space.place_moved(sources.len());
-        places.iter().for_each(|place| self.hold(*place));
+        for place in &places {
+            self.hold(*place);
+        }
         self.note_change();
         let lot = sources.into_iter().zip(places);
         let lot =
@@ -274,6 +276,12 @@ impl State {
     /// Whether a block is being copied from or to a place.
     pub(crate) fn is_held(&self, place: u64) -> bool {
         !self.held.is_empty() && self.held.contains(&place)
+    }
+
+    /// Whether a reference may be made to a place: its content stays, and a recovery knows it.
+    pub(crate) fn may_refer_to(&self, place: u64) -> bool {
+        let is_saved = !self.unsaved.contains(&place) && !self.saving.contains(&place);
+        !self.is_held(place) && (is_saved || !self.rules.refers_to_saved)
     }
 
     /// A walk has begun: it does not free what is held.

@@ -129,7 +129,7 @@ pub(crate) struct State {
     /// The places to which blocks were relocated that no durable checkpoint has in use, and those
     /// of them that the checkpoint which is being written has.
     pub(crate) unsaved: HashSet<u64>,
-    saving: HashSet<u64>,
+    pub(crate) saving: HashSet<u64>,
     /// The entries of maps that have changed since the last relocation.
     pub(crate) unsettled: u64,
     /// The blocks with fingerprints that were written since the last merge.
@@ -587,12 +587,6 @@ impl State {
         self.inactive = Some(frozen.interval);
         self.counts.checkpoints += 1;
         self.activate()
-    }
-
-    /// Whether a reference may be made to a place: its content stays, and a recovery knows it.
-    pub(crate) fn may_refer_to(&self, place: u64) -> bool {
-        let is_saved = !self.unsaved.contains(&place) && !self.saving.contains(&place);
-        !self.is_held(place) && (is_saved || !self.rules.refers_to_saved)
     }
 
     /// Whether a disk has a volume or a snapshot, or it is compared.

@@ -62,7 +62,7 @@ fn nothing_is_lost_while_blocks_are_put_together() {
         let kind = if seed % 2 == 0 { Kind::Apart } else { Kind::ApartEqual };
         let crashes_recoveries = seed % 8 == 0;
         let steps = if crashes_recoveries { 120 } else { 700 };
-        let options = StormOptions { crashes_recoveries, steps, ..StormOptions::new(kind, rules) };
+        let options = StormOptions { steps, crashes_recoveries, ..StormOptions::new(kind, rules) };
         let mut storm = Storm::new(options, seed);
         storm.run();
         (relocated, cases) = (relocated + storm.counts.relocated, cases + 1);

@@ -69,9 +69,12 @@ impl StoreQueue {
     /// The queue ends while segments are given back, which are not used again if the kernel may
     /// still do it.
     pub(super) fn leave_punch_undone(&mut self) {
-        let segments = self.device.in_flight().find_map(|purpose| match purpose {
-            Purpose::Punch { first, count } => Some((*first, *count)),
-            _ => None,
+        let segments = self.device.in_flight().find_map(|purpose| {
+            if let Purpose::Punch { first, count } = purpose {
+                Some((*first, *count))
+            } else {
+                None
+            }
         });
         if let Some(segments) = segments {
             self.inner.shared.access(|state| state.space.end_punch(segments, false));

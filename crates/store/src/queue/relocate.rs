@@ -254,10 +254,11 @@ impl StoreQueue {
                     let sound = kind == ErrorKind::NoSpace || lot.phase == Phase::Check;
                     let ends = [lot.blocks[first].to, lot.blocks[first + count - 1].to];
                     if !sound {
-                        let retire = |state: &mut State| {
-                            ends.iter().for_each(|place| state.space.retire(*place));
-                        };
-                        self.inner.shared.access(retire);
+                        self.inner.shared.access(|state| {
+                            for place in ends {
+                                state.space.retire(place);
+                            }
+                        });
                     }
                 }
                 (Phase::Write | Phase::End, Ok(())) => {}

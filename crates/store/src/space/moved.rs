@@ -29,7 +29,9 @@ impl Space {
     pub(crate) fn place_moved(&mut self, count: usize) -> Vec<u64> {
         let Self { moved, states, layout, .. } = self;
         let places = Self::take_in_order(moved, states, layout, count);
-        places.iter().for_each(|place| self.take(*place));
+        for place in &places {
+            self.take(*place);
+        }
         places
     }
 
