@@ -46,6 +46,7 @@ impl State {
             Ok(())
         })?;
         self.note_change();
+        self.unsettled += 1;
         let layout = self.layout();
         if let Some(place) = layout.place(entry.block()) {
             self.space.take(place);
@@ -79,7 +80,8 @@ impl State {
     /// finds whether they do.
     fn release_data(&mut self, block: u64) {
         let Some(place) = self.layout().place(block) else { return };
-        if self.space.is_shared(place) && self.rules.keeps_shared {
+        let is_shared = self.space.is_shared(place) && self.rules.keeps_shared;
+        if is_shared || self.is_held(place) {
             self.unsure += 1;
         } else {
             self.space.free(place);

@@ -243,8 +243,13 @@ impl Catalogue {
 
     /// All roots. The pages that they lead to are in use, and no others.
     pub(crate) fn roots(&self) -> impl Iterator<Item = PageId> {
-        let volumes = self.volumes.values().map(|volume| volume.root);
-        volumes.chain(self.snapshots.values().map(|snapshot| snapshot.root)).filter(|id| *id != 0)
+        let snapshots = self.snapshots.values().map(|snapshot| snapshot.root);
+        self.live_roots().chain(snapshots.filter(|id| *id != 0))
+    }
+
+    /// The roots of the volumes.
+    pub(crate) fn live_roots(&self) -> impl Iterator<Item = PageId> {
+        self.volumes.values().map(|volume| volume.root).filter(|id| *id != 0)
     }
 
     /// A new epoch begins: all pages that exist now are shared, for a branch with this floor.

@@ -10,6 +10,7 @@
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `recent`, `contents`: those
 //!   that were read before they were written; `merge`: those that were written several times.
+//! - `relocation`: blocks that adjoin are put together.
 //! - `change_set`: which blocks have changed since a snapshot; `bitmap`: sets of blocks.
 //! - `difference`: what has changed between two snapshots, by their maps; `compare`: by their
 //!   change sets; [`ChangeCursor`] walks over it.
@@ -44,6 +45,7 @@ mod layout;
 mod locks;
 mod make;
 mod merge;
+mod options;
 mod paged;
 mod pages;
 mod pool;
@@ -51,6 +53,7 @@ mod queue;
 mod recent;
 mod record;
 mod recover;
+mod relocation;
 mod reserve;
 mod room;
 mod rules;
@@ -79,7 +82,8 @@ pub use fuzz::fuzz_store;
 pub use index::INDEX_PAGE_MEMORY;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
-pub use pool::{DOMAIN, Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
+pub use options::PoolOptions;
+pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
 #[doc(hidden)]
 pub use rules::Rules;

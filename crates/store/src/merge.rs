@@ -65,6 +65,7 @@ impl State {
     pub(crate) fn wants_merge(&self) -> bool {
         self.failed.is_none()
             && self.merge.is_none()
+            && self.relocation.is_none()
             && self.index.is_scanned()
             && (self.is_merge_wanted
                 || self.unmerged > 0 && self.unmerged >= self.space.used_places() / NEW_SHARE)
@@ -154,17 +155,21 @@ impl State {
         if self.moves.is_empty() { None } else { self.moves.get(&place).copied() }
     }
 
-    /// A walk has ended. Returns the number of victims, which it has met nowhere if it is complete.
-    pub(crate) fn end_moves(&mut self) -> u64 {
+    /// A walk has ended, which has met the victims nowhere if it is complete.
+    pub(crate) fn end_moves(&mut self) {
         let keeps: Vec<u64> = self.moves.drain().map(|(_, keep)| keep).collect();
-        self.unpin(&keeps);
-        keeps.len() as u64
+        if self.relocation.is_some() {
+            self.counts.relocated_blocks += keeps.len() as u64;
+        } else {
+            self.unpin(&keeps);
+            self.counts.merged_blocks += keeps.len() as u64;
+        }
     }
 
     /// Gives a merge up.
     pub(crate) fn give_up_merge(&mut self) {
         self.merge = None;
-        if self.walk.is_none() {
+        if self.walk.is_none() && self.relocation.is_none() {
             self.end_moves();
         }
     }

@@ -17,9 +17,9 @@ use crate::checkpoint::{Checkpoint, kind_of};
 use crate::difference::Comparison;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
+use crate::options::PoolOptions;
 use crate::queue::Wanted;
 use crate::recover::{self, Recovered};
-use crate::rules::Rules;
 use crate::seal::Key;
 use crate::state::{PoolCounts, State};
 use crate::volume::StoreVolume;
@@ -32,38 +32,6 @@ pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
 /// The domain of volumes for which none is given.
 pub const DOMAIN: &str = "default";
 
-/// The settings of an open pool.
-#[derive(Clone, Copy, Debug)]
-pub struct PoolOptions {
-    /// After this time a checkpoint is written if anything has changed, in nanoseconds.
-    pub checkpoint_ns: u64,
-    /// The shortest time between two walks, in nanoseconds.
-    pub walk_pause_ns: u64,
-    /// The shortest time between two searches for equal blocks that were written several times, in
-    /// nanoseconds.
-    pub merge_pause_ns: u64,
-    /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
-    pub cached_pages: usize,
-    /// The most pages of the fingerprint table in memory, which take about 20 KiB each and describe
-    /// 2 MiB of the device, besides those that have changed.
-    pub index_pages: usize,
-    #[doc(hidden)]
-    pub rules: Rules,
-}
-
-impl Default for PoolOptions {
-    fn default() -> Self {
-        Self {
-            checkpoint_ns: 30_000_000_000,
-            walk_pause_ns: 10_000_000_000,
-            merge_pause_ns: 600_000_000_000,
-            cached_pages: 1 << 14,
-            index_pages: 1 << 11,
-            rules: Rules::default(),
-        }
-    }
-}
-
 /// What the queues of a pool share.
 pub(crate) struct Inner {
     pub(crate) device: Arc<dyn Backend>,
@@ -73,6 +41,7 @@ pub(crate) struct Inner {
     pub(crate) key: Key,
     /// The first block of the first segment.
     pub(crate) first_segment: u64,
+    pub(crate) segment_blocks: u32,
     /// A checkpoint whose queue has ended.
     pub(crate) orphan: Mutex<Option<Checkpoint>>,
     /// When the next checkpoint is due, and the next walk may begin, in nanoseconds of the queues'
@@ -87,6 +56,15 @@ pub(crate) struct Inner {
     /// Whether a queue carries out a merge, and when the next one is due.
     pub(crate) is_merged: AtomicBool,
     pub(crate) merge_at_ns: AtomicU64,
+    /// Whether blocks are relocated, whether a queue does so, and when the last request came.
+    pub(crate) relocates: bool,
+    pub(crate) is_relocated: AtomicBool,
+    pub(crate) used_at_ns: AtomicU64,
+    /// Whether free segments are given back, whether a queue does so, and when the next ones may
+    /// be.
+    pub(crate) punches: bool,
+    pub(crate) is_punched: AtomicBool,
+    pub(crate) punch_at_ns: AtomicU64,
     /// Held while the catalogue is changed.
     changing: Mutex<()>,
     /// The wakers of all queues, by number.
@@ -178,6 +156,8 @@ impl Pool {
         let (shared, recovered) = recover::recover(&device, memory, options.rules)?;
         let (identity, key, layout) =
             shared.access(|state| (state.identity, state.key, state.layout()));
+        let relocates = options.relocates.unwrap_or(device.capabilities().rotational);
+        let punches = options.punches && device.capabilities().discard;
         let inner = Inner {
             device,
             options,
@@ -185,6 +165,7 @@ impl Pool {
             identity,
             key,
             first_segment: layout.first_segment(),
+            segment_blocks: layout.segment_blocks,
             orphan: Mutex::default(),
             checkpoint_at_ns: AtomicU64::new(0),
             walk_at_ns: AtomicU64::new(0),
@@ -193,6 +174,12 @@ impl Pool {
             has_retired_sets: AtomicBool::new(true),
             is_merged: AtomicBool::new(false),
             merge_at_ns: AtomicU64::new(0),
+            relocates,
+            is_relocated: AtomicBool::new(false),
+            used_at_ns: AtomicU64::new(0),
+            punches,
+            is_punched: AtomicBool::new(false),
+            punch_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
             wakers: Mutex::default(),
             unattended: OnceLock::new(),

@@ -55,6 +55,18 @@ pub struct Rules {
     pub visits_copies: bool,
     /// What changes comes into the change set of its volume.
     pub notes_changes: bool,
+    /// Places are held while a block is copied from one to the other.
+    pub holds_relocated: bool,
+    /// The old place of a relocated block is shared until a walk has replaced it.
+    pub shares_victims: bool,
+    /// The new place of a relocated block is shared if the old one was.
+    pub keeps_relocated_shared: bool,
+    /// A reference is made to a new place only after a checkpoint that has it in use.
+    pub refers_to_saved: bool,
+    /// A segment is given back only after a durable checkpoint knows it to be empty.
+    pub punches_after_checkpoint: bool,
+    /// The fewest adjoining blocks that are worth a seek.
+    pub run_min: usize,
     /// The bits of fingerprints that count.
     pub fingerprint_bits: u32,
     /// The most pages that a step of a walk visits.
@@ -89,6 +101,12 @@ impl Default for Rules {
             takes_again: true,
             visits_copies: true,
             notes_changes: true,
+            holds_relocated: true,
+            shares_victims: true,
+            keeps_relocated_shared: true,
+            refers_to_saved: true,
+            punches_after_checkpoint: true,
+            run_min: 64,
             fingerprint_bits: 56,
             walk_step: 64,
         }

@@ -19,8 +19,10 @@ impl State {
         let found = self.index.look_up(fingerprint);
         match found {
             Found::Place(place) if self.moved(place).is_some() => {
-                self.moved(place).map_or(Found::Nothing, Found::Place)
+                let kept = self.moved(place).filter(|kept| self.may_refer_to(*kept));
+                kept.map_or(Found::Nothing, Found::Place)
             }
+            Found::Place(place) if !self.may_refer_to(place) => Found::Nothing,
             Found::Place(place) if !self.space.has_data(place) => {
                 self.index.forget(fingerprint, place);
                 Found::Nothing
@@ -90,9 +92,11 @@ impl State {
 
     /// Decides that a reference to a place will be made, which has to be
     /// [unpinned](Self::unpin) when that has been done, or was given up. Returns false if the place
-    /// has no block of data, or one that a walk will free.
+    /// has no block of data, one that a walk will free, or one that
+    /// relocations use.
     pub(crate) fn pin(&mut self, place: u64) -> bool {
-        if self.moved(place).is_some() || !self.space.has_data(place) {
+        let is_moving = self.moved(place).is_some() || !self.may_refer_to(place);
+        if is_moving || !self.space.has_data(place) {
             return false;
         }
         self.space.share(place);
@@ -129,7 +133,7 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use fathom_persistence::Identity;
 
     use super::*;
@@ -142,7 +146,8 @@ mod tests {
     use crate::space::Space;
     use crate::state::Parts;
 
-    fn state(rules: Rules) -> State {
+    /// The state of a small, empty pool.
+    pub(crate) fn state(rules: Rules) -> State {
         let layout = Layout::new(3 << 20, 3 << 20, 16).unwrap();
         let map = Paged::new(layout.space_map(), layout.space_pages);
         let table = Paged::new(layout.page_table(), layout.table_pages);

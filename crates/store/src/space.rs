@@ -10,6 +10,10 @@
 //! Blocks go into free segments first, then into the free places of the emptiest ones. A batch lies
 //! in one segment, in ascending order.
 
+mod marks;
+mod moved;
+mod punch;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -19,6 +23,7 @@ use crate::layout::{Layout, SPACE_BITS};
 use crate::paged::Paged;
 use crate::reserve::{Chosen, Reserve, left_of};
 use crate::rules::Rules;
+use punch::Punches;
 
 /// The most segments that may be opened between two checkpoints and have no completed batch.
 /// Recovery ends its search when it has seen more.
@@ -38,6 +43,8 @@ enum SegmentState {
     /// All of its places that were free have been used. Headers in it may be needed until the next
     /// checkpoint.
     Spent,
+    /// It is being given back to what is beneath the pool.
+    Punching,
     /// A write to it has failed. It is not chosen while the pool is open.
     Retired,
 }
@@ -64,6 +71,10 @@ pub(crate) struct Space {
     /// has no place.
     log: Reserve,
     pages: Reserve,
+    /// Where blocks are relocated to, and how many places are wanted for that.
+    moved: Reserve,
+    moved_wanted: usize,
+    punches: Punches,
     kept: Option<Chosen>,
     next_kept: Option<Chosen>,
     /// The batches in flight in each segment that has some.
@@ -93,6 +104,9 @@ impl Space {
             states: vec![SegmentState::Idle; layout.segments as usize],
             log: Reserve::default(),
             pages: Reserve::default(),
+            moved: Reserve::default(),
+            moved_wanted: 0,
+            punches: Punches::new(layout.segments),
             kept: None,
             next_kept: None,
             busy: BTreeMap::new(),
@@ -205,47 +219,6 @@ impl Space {
             self.used_places -= 1;
             self.freed += 1;
         }
-    }
-
-    /// A walk begins: only places that are marked or taken until its end stay in use.
-    pub(crate) fn begin_marking(&mut self) {
-        self.marked = Some(vec![0; self.map.count() as usize * SPACE_BITS]);
-    }
-
-    /// A walk has found that something refers to a place.
-    pub(crate) fn mark(&mut self, place: u64) {
-        let (page, byte, bit) = self.bit(place);
-        if let Some(marked) = &mut self.marked {
-            marked[page * SPACE_BITS + byte] |= bit;
-        }
-    }
-
-    /// A walk was given up.
-    pub(crate) fn forget_marks(&mut self) {
-        self.marked = None;
-    }
-
-    /// A walk has ended. Returns the number of places that it has freed.
-    pub(crate) fn sweep(&mut self) -> u64 {
-        let Some(marked) = self.marked.take() else { return 0 };
-        let mut freed = 0;
-        for (page, marked) in marked.chunks(SPACE_BITS).enumerate() {
-            for (byte, marked) in marked.iter().enumerate() {
-                let mut lost = self.map.page(page)[byte] & !marked;
-                while lost != 0 {
-                    let at = byte as u64 * 8 + u64::from(lost.trailing_zeros());
-                    lost &= lost - 1;
-                    let place = page as u64 * self.layout.places_in_page() + at;
-                    if place >= self.layout.places() {
-                        // A damaged map has places behind the end of the pool.
-                        break;
-                    }
-                    self.free(place);
-                    freed += 1;
-                }
-            }
-        }
-        freed
     }
 
     /// An opening has found these segments to be those of batches that it brings into the maps.
@@ -377,22 +350,33 @@ impl Space {
         if self.pages.left() < count {
             return None;
         }
+        let Self { pages, states, layout, .. } = self;
+        Some(Self::take_in_order(pages, states, layout, count))
+    }
+
+    /// The next places of a reserve, at most `count`.
+    fn take_in_order(
+        reserve: &mut Reserve,
+        states: &mut [SegmentState],
+        layout: &Layout,
+        count: usize,
+    ) -> Vec<u64> {
         let mut places = Vec::with_capacity(count);
         while places.len() < count {
-            if self.pages.open.as_ref().is_none_or(|open| open.left() == 0) {
-                if let Some(open) = self.pages.open.take() {
-                    self.states[open.segment as usize] = SegmentState::Spent;
+            if reserve.open.as_ref().is_none_or(|open| open.left() == 0) {
+                if let Some(open) = reserve.open.take() {
+                    states[open.segment as usize] = SegmentState::Spent;
                 }
-                self.pages.open = self.pages.waiting.pop_front();
+                reserve.open = reserve.waiting.pop_front();
             }
-            let open = self.pages.open.as_mut()?;
-            let first = u64::from(open.segment) * u64::from(self.layout.segment_blocks);
+            let Some(open) = reserve.open.as_mut() else { break };
+            let first = u64::from(open.segment) * u64::from(layout.segment_blocks);
             let end = open.free.len().min(open.next + count - places.len());
             let cut = open.free[open.next..end].iter().map(|index| first + u64::from(*index));
             places.extend(cut);
             open.next = end;
         }
-        Some(places)
+        places
     }
 
     /// Chooses segments at the instant of a checkpoint. `page_places` are the free places that the
@@ -406,6 +390,9 @@ impl Space {
             if is_spent && !self.busy.contains_key(&segment) {
                 self.states[segment as usize] = SegmentState::Idle;
             }
+        }
+        if self.moved_wanted > 0 {
+            self.give_back_log();
         }
         let candidates = self.candidates();
         let holes = |segment: &u32| {
@@ -427,6 +414,7 @@ impl Space {
             idle -= chosen.left();
             self.pages.prepared.push(chosen);
         }
+        idle -= self.choose_moved(&mut candidates, idle.saturating_sub(page_places));
         let mut left = self.log.left() + left_of(&self.log.prepared);
         let target = self.log_target();
         // A batch with data needs two places. A segment with fewer would be opened in vain, again
@@ -442,6 +430,7 @@ impl Space {
             idle -= chosen.left();
             self.log.prepared.push(chosen);
         }
+        self.note_empty();
     }
 
     /// The segments with free places, the emptiest first.
@@ -457,6 +446,7 @@ impl Space {
 
     fn pick(&mut self, segment: u32) -> Chosen {
         self.states[segment as usize] = SegmentState::Chosen;
+        self.punches.note_use(segment);
         let first = u64::from(segment) * u64::from(self.layout.segment_blocks);
         let all = 0..self.layout.segment_blocks as u16;
         let free = all.filter(|index| !self.is_used(first + u64::from(*index))).collect();
@@ -476,10 +466,11 @@ impl Space {
 
     /// The checkpoint is durable, and no read needs a place that was free at its instant.
     pub(crate) fn activate(&mut self) {
-        let Self { log, pages, .. } = self;
-        for reserve in [log, pages] {
+        let Self { log, pages, moved, .. } = self;
+        for reserve in [log, pages, moved] {
             reserve.waiting.extend(reserve.prepared.drain(..));
         }
+        self.punches.activate();
         if let Some(next) = self.next_kept.take() {
             if let Some(old) = self.kept.replace(next) {
                 self.states[old.segment as usize] = SegmentState::Spent;

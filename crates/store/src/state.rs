@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::bitmap;
 use crate::catalogue::{Catalogue, Change, PageId};
@@ -18,6 +18,7 @@ use crate::merge::Merge;
 use crate::paged::FrozenPages;
 use crate::pages::{Page, Pages, WORDS};
 use crate::record::CheckpointRecord;
+use crate::relocation::Relocation;
 use crate::rules::Rules;
 use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
@@ -91,6 +92,10 @@ pub struct PoolCounts {
     pub merges: u64,
     /// The blocks that merges gave to walks to be freed.
     pub merged_blocks: u64,
+    /// Blocks that were put where their neighbours are.
+    pub relocated_blocks: u64,
+    /// Segments that were given back to what is beneath the pool.
+    pub punched_segments: u64,
     /// Batches written.
     pub batches: u64,
     /// Pages of maps that checkpoints wrote.
@@ -126,6 +131,15 @@ pub(crate) struct State {
     pub(crate) is_united: bool,
     /// The places that the next walk puts in the places of others.
     pub(crate) moves: HashMap<u64, u64>,
+    pub(crate) relocation: Option<Relocation>,
+    /// The places whose blocks are being relocated, and those to which they are copied.
+    pub(crate) held: HashSet<u64>,
+    /// The places to which blocks were relocated that no durable checkpoint has in use, and those
+    /// of them that the checkpoint which is being written has.
+    pub(crate) unsaved: HashSet<u64>,
+    pub(crate) saving: HashSet<u64>,
+    /// The entries of maps that have changed since the last relocation.
+    pub(crate) unsettled: u64,
     /// The blocks with fingerprints that were written since the last merge.
     pub(crate) unmerged: u64,
     /// Whether a merge is wanted at once.
@@ -224,6 +238,11 @@ impl State {
             union: None,
             is_united: false,
             moves: HashMap::new(),
+            relocation: None,
+            held: HashSet::new(),
+            unsaved: HashSet::new(),
+            saving: HashSet::new(),
+            unsettled: 0,
             unmerged: 0,
             is_merge_wanted: false,
             generation: parts.generation,
@@ -384,7 +403,8 @@ impl State {
             || self.inactive.is_some()
             || self.in_flight.len() >= IN_FLIGHT_MAX
             || self.has_garbage
-            || self.walk.is_some();
+            || self.walk.is_some()
+            || self.relocation.is_some();
         !is_awaited || self.is_out_of_space
     }
 
@@ -494,6 +514,7 @@ impl State {
             || self.walk.is_some()
             || self.merge.is_some()
             || self.is_merge_wanted
+            || self.relocation.is_some()
             || self.wants_union();
         is_wanted && self.failed.is_none()
     }
@@ -549,9 +570,13 @@ impl State {
             busy,
             order,
             pages: self.pages.count(),
-            has_garbage: self.has_garbage || self.walk.is_some() || !self.moves.is_empty(),
+            has_garbage: self.has_garbage
+                || self.walk.is_some()
+                || !self.moves.is_empty()
+                || self.relocation.is_some(),
             catalogue: self.catalogue.clone(),
         };
+        self.saving.extend(self.unsaved.drain());
         let space = self.space.map().freeze();
         let (number, generation) = (self.number + 1, self.generation);
         Some(Frozen { number, generation, pages, space, record, interval })
@@ -576,6 +601,7 @@ impl State {
         let CheckpointRecord { sequence, in_flight, .. } = &frozen.record;
         self.failed_batches.retain(|failed| failed > sequence || in_flight.contains(failed));
         self.is_checkpointing = false;
+        self.saving.clear();
         self.inactive = Some(frozen.interval);
         self.counts.checkpoints += 1;
         self.activate()

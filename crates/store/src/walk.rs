@@ -6,13 +6,24 @@
 //! copied is walked. What was there before can come to be referred to in another way only by a
 //! change of the catalogue, which gives the walk its roots.
 //!
-//! On its way, a walk replaces the places that a [merge](crate::merge) has found.
+//! On its way, a walk replaces the places that a [merge](crate::merge) or a
+//! [relocation](crate::relocation) has found, or finds blocks that lie apart.
 
 use crate::bitmap::ALL;
 use crate::catalogue::{Catalogue, PageId};
 use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
+use crate::relocation::Origin;
 use crate::state::State;
-use crate::tree::ROOT_LEVEL;
+use crate::tree::{ROOT_LEVEL, span};
+
+/// A page to visit, and its level.
+#[derive(Clone, Copy, Debug)]
+struct Visit {
+    id: PageId,
+    level: u32,
+    /// Where it is in the map of a volume, if the walk came from the volume's root.
+    origin: Option<Origin>,
+}
 
 /// Pages of [sets](crate::bitmap) have their level and this.
 pub(crate) const SET_LEVEL: u32 = ROOT_LEVEL + 1;
@@ -20,26 +31,42 @@ pub(crate) const SET_LEVEL: u32 = ROOT_LEVEL + 1;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
-    /// Pages to visit, and their levels.
-    todo: Vec<(PageId, u32)>,
+    todo: Vec<Visit>,
+    /// Whether it finds blocks that lie apart.
+    is_survey: bool,
     /// The pages that are being read.
     reading: usize,
     /// Leaves in which places have to be replaced, and copies of leaves.
     again: Vec<PageId>,
     /// Whether one of them waits for a checkpoint.
-    pub(crate) is_blocked: bool,
+    is_blocked: bool,
 }
 
 impl Walk {
     /// The roots of this catalogue exist now.
     pub(crate) fn add(&mut self, catalogue: &Catalogue) {
-        self.todo.extend(catalogue.roots().map(|root| (root, ROOT_LEVEL)));
-        self.todo.extend(catalogue.set_roots().map(|root| (root, SET_LEVEL + ROOT_LEVEL)));
+        let visit = |level| move |id| Visit { id, level, origin: None };
+        self.todo.extend(catalogue.roots().map(visit(ROOT_LEVEL)));
+        self.todo.extend(catalogue.set_roots().map(visit(SET_LEVEL + ROOT_LEVEL)));
     }
 
     /// What refers to these pages may have been visited before it did.
     pub(crate) fn revisit(&mut self, pages: impl Iterator<Item = (PageId, u32)>) {
-        self.todo.extend(pages);
+        self.todo.extend(pages.map(|(id, level)| Visit { id, level, origin: None }));
+    }
+
+    /// Whether it waits for reads or for a checkpoint.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_blocked || self.todo.is_empty() && self.again.is_empty()
+    }
+
+    /// These are the roots of volumes, whose maps are visited next.
+    fn add_live(&mut self, roots: impl Iterator<Item = PageId>) {
+        let visit = |id| {
+            let origin = Some(Origin { root: id, first: 0 });
+            Visit { id, level: ROOT_LEVEL, origin }
+        };
+        self.todo.extend(roots.map(visit));
     }
 }
 
@@ -48,6 +75,7 @@ impl Walk {
 pub(crate) struct WalkRead {
     pub(crate) id: PageId,
     pub(crate) level: u32,
+    origin: Option<Origin>,
     pub(crate) entry: TableEntry,
 }
 
@@ -59,14 +87,17 @@ impl State {
             return false;
         }
         if self.walk.is_none() {
-            let mut walk = Walk::default();
+            let mut walk = Walk { is_survey: self.is_surveying(), ..Walk::default() };
             walk.add(&self.catalogue);
+            // The last ones are visited first.
+            walk.add_live(self.catalogue.live_roots());
             self.walk = Some(walk);
             self.has_garbage = false;
             self.space.begin_marking();
             if self.rules.pins_references {
                 self.mark_pinned();
             }
+            self.mark_held();
             self.pages.begin_finding();
         }
         true
@@ -83,7 +114,7 @@ impl State {
         self.walk_again(&mut reads, reads_max)?;
         for _ in 0..self.rules.walk_step {
             let Some(walk) = self.walk.as_mut().filter(|_| reads.len() < reads_max) else { break };
-            let Some((id, level)) = walk.todo.pop() else { break };
+            let Some(Visit { id, level, origin }) = walk.todo.pop() else { break };
             let entry = self.pages.entry(id);
             if entry == TableEntry::default() || !self.pages.find(id) {
                 continue;
@@ -93,9 +124,9 @@ impl State {
                 self.space.mark(place);
             }
             match self.pages.get(id).cloned() {
-                Ok(page) => self.visit((id, entry), &page, level)?,
+                Ok(page) => self.visit((id, entry), &page, (level, origin))?,
                 Err(Fault::Missing(_)) if place.is_some() => {
-                    reads.push(WalkRead { id, level, entry });
+                    reads.push(WalkRead { id, level, origin, entry });
                 }
                 // It was removed before a checkpoint wrote it. What it had goes with it.
                 Err(Fault::Missing(_)) if entry.block == 0 => {}
@@ -111,7 +142,8 @@ impl State {
     /// What was copied is walked, too, and the copies of leaves if places are replaced.
     fn walk_copied(&mut self) {
         if let Some(walk) = &mut self.walk {
-            walk.todo.extend(self.pages.take_copied());
+            let copied = self.pages.take_copied().into_iter();
+            walk.todo.extend(copied.map(|(id, level)| Visit { id, level, origin: None }));
             let copies = self.pages.take_leaf_copies();
             if !self.moves.is_empty() && self.rules.visits_copies {
                 walk.again.extend(copies);
@@ -129,10 +161,10 @@ impl State {
                 continue;
             }
             match self.pages.get(id).cloned() {
-                Ok(page) => self.visit((id, entry), &page, 0)?,
+                Ok(page) => self.visit((id, entry), &page, (0, None))?,
                 Err(Fault::Missing(_)) if self.layout().place(entry.block).is_none() => {}
                 Err(Fault::Missing(_)) if reads.len() < reads_max => {
-                    reads.push(WalkRead { id, level: 0, entry });
+                    reads.push(WalkRead { id, level: 0, origin: None, entry });
                 }
                 Err(Fault::Missing(_)) => {
                     self.walk.iter_mut().for_each(|walk| walk.again.push(id));
@@ -166,7 +198,11 @@ impl State {
             let entry = Pages::leaf_entry(page, index).map_err(|_| self.give_up_walk())?;
             let place = layout.place(entry.block()).filter(|_| !entry.is_hole());
             let Some(keep) = place.and_then(|place| self.moved(place)) else { continue };
-            self.pages.change(id)?[index] = entry.moved_to(layout.block(keep)).bits();
+            // A block that was relocated is the only one of its content, as it was before.
+            let new = entry.moved_to(layout.block(keep));
+            let is_fresh = entry.is_fresh() && self.relocation.is_some();
+            let new = if is_fresh { new.fresh() } else { new };
+            self.pages.change(id)?[index] = new.bits();
             self.space.mark(keep);
         }
         self.note_change();
@@ -181,7 +217,7 @@ impl State {
         if let Some(walk) = &mut self.walk {
             walk.reading -= 1;
         }
-        self.visit((read.id, read.entry), page, read.level)
+        self.visit((read.id, read.entry), page, (read.level, read.origin))
     }
 
     /// A page could not be read, or has other content than it should have. If it was written
@@ -193,13 +229,18 @@ impl State {
         let Some(walk) = &mut self.walk else { return Ok(()) };
         walk.reading -= 1;
         match self.pages.get(read.id).cloned() {
-            Ok(page) => self.visit((read.id, read.entry), &page, read.level),
+            Ok(page) => self.visit((read.id, read.entry), &page, (read.level, read.origin)),
             // It was removed, or has changed and was dropped: the next walk finds what it has.
             Err(_) => Err(self.give_up_walk()),
         }
     }
 
-    fn visit(&mut self, of: (PageId, TableEntry), page: &Page, level: u32) -> Result<(), Fault> {
+    fn visit(
+        &mut self,
+        of: (PageId, TableEntry),
+        page: &Page,
+        (level, origin): (u32, Option<Origin>),
+    ) -> Result<(), Fault> {
         let layout = self.layout();
         let mut has_victim = false;
         if level == SET_LEVEL {
@@ -212,7 +253,11 @@ impl State {
             if level > 0 {
                 let child = Pages::child(page, index).map_err(|_| self.give_up_walk())?;
                 if let Some(walk) = self.walk.as_mut().filter(|_| child != 0) {
-                    walk.todo.push((child, level - 1));
+                    let origin = origin.map(|Origin { root, first }| {
+                        let first = first + index as u64 * span(level);
+                        Origin { root, first }
+                    });
+                    walk.todo.push(Visit { id: child, level: level - 1, origin });
                 }
                 continue;
             }
@@ -226,7 +271,14 @@ impl State {
                 }
             }
         }
-        if has_victim { self.replace(of, page) } else { Ok(()) }
+        if has_victim {
+            return self.replace(of, page);
+        }
+        let is_survey = level == 0 && self.walk.as_ref().is_some_and(|walk| walk.is_survey);
+        if let Some(origin) = origin.filter(|_| is_survey) {
+            self.survey(origin, page);
+        }
+        Ok(())
     }
 
     /// Ends the walk if it has visited everything and no checkpoint is being written. Returns
@@ -240,8 +292,11 @@ impl State {
         {
             return false;
         }
-        self.walk = None;
-        self.counts.merged_blocks += self.end_moves();
+        let is_survey = self.walk.take().is_some_and(|walk| walk.is_survey);
+        self.end_moves();
+        if is_survey {
+            self.end_survey();
+        }
         self.note_change();
         self.counts.walks += 1;
         self.counts.walk_freed_blocks += self.space.sweep();

@@ -233,7 +233,7 @@ fn without_one_of_the_rules_something_is_lost() {
     let all = Rules::default();
     // Few fingerprints, so that blocks with equal ones differ.
     let few = Rules { fingerprint_bits: 2, ..all };
-    let without: [(&str, Kind, Rules); 15] = [
+    let without: [(&str, Kind, Rules); 19] = [
         ("compares_contents", Kind::Mixed, Rules { compares_contents: false, ..all }),
         ("goes_on_behind_gaps", Kind::Mixed, Rules { goes_on_behind_gaps: false, ..all }),
         ("is_serial", Kind::Mixed, Rules { is_serial: false, ..all }),
@@ -253,6 +253,14 @@ fn without_one_of_the_rules_something_is_lost() {
         ("compares_equals", Kind::Equal, Rules { compares_equals: false, ..few }),
         ("takes_again", Kind::EqualSlow, Rules { takes_again: false, ..all }),
         ("visits_copies", Kind::Equal, Rules { visits_copies: false, ..all }),
+        ("punches_after_checkpoint", Kind::Drops, Rules { punches_after_checkpoint: false, ..all }),
+        ("holds_relocated", Kind::ApartEqual, Rules { holds_relocated: false, ..all }),
+        (
+            "keeps_relocated_shared",
+            Kind::ApartEqual,
+            Rules { keeps_relocated_shared: false, ..all },
+        ),
+        ("refers_to_saved", Kind::ApartEqual, Rules { refers_to_saved: false, ..all }),
     ];
     let without = without.into_iter();
     let harmless: Vec<_> =

@@ -21,12 +21,16 @@ fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
 
 #[test]
 fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
+    let (mut punched, mut cases) = (0, 0);
     each_seed(16, |seed| {
         let kinds = [Kind::Cold, Kind::Walks, Kind::Drops, Kind::Tight];
         let kind = kinds[seed as usize % 4];
         let rules = Rules { walk_step: 1 + seed as usize % 2, ..Rules::default() };
-        Storm::new(StormOptions::new(kind, rules), seed).run();
+        let mut storm = Storm::new(StormOptions::new(kind, rules), seed);
+        storm.run();
+        (punched, cases) = (punched + storm.counts.punched, cases + 1);
     });
+    assert!(cases < 9 || punched > cases, "{punched} in {cases} cases");
 }
 
 #[test]
@@ -70,6 +74,23 @@ fn nothing_is_lost_when_what_was_read_is_written_and_hints_are_wrong() {
     let is_enough = copied > 5 * cases && kept > 5 * cases && unequal > 5 * cases;
     let is_enough = is_enough && unique > 10 * cases;
     assert!(cases < 9 || is_enough, "{copied} {kept} {unequal} {unique} in {cases} cases");
+}
+
+#[test]
+fn nothing_is_lost_while_blocks_are_put_together() {
+    let (mut relocated, mut cases) = (0, 0_u64);
+    each_seed(16, |seed| {
+        let rules = Rules { walk_step: 1 + seed as usize % 3, ..Rules::default() };
+        let kind = if seed % 2 == 0 { Kind::Apart } else { Kind::ApartEqual };
+        let crashes_recoveries = seed % 8 == 0;
+        let steps = if crashes_recoveries { 120 } else { 700 };
+        let options = StormOptions { steps, crashes_recoveries, ..StormOptions::new(kind, rules) };
+        let mut storm = Storm::new(options, seed);
+        storm.run();
+        (relocated, cases) = (relocated + storm.counts.relocated, cases + 1);
+    });
+    println!("{relocated} in {cases} cases");
+    assert!(cases < 9 || relocated > 10 * cases, "{relocated} in {cases} cases");
 }
 
 #[test]

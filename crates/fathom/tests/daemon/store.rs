@@ -1,7 +1,9 @@
 //! Disks with volumes of a pool, beside the commands for pools.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use fathom_control::{Freeze, PoolChange, PoolEntry};
 
@@ -151,7 +153,7 @@ fn a_full_pool_fails_writes_and_goes_on_when_something_is_deleted() {
         if is_written {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     assert!(is_written, "there is space again");
     let last = (written - 1) << 20;
@@ -186,7 +188,7 @@ fn a_full_file_system_beneath_a_pool_fails_writes_until_there_is_space() {
     }
     small.grow("200M");
     let is_written = (0..300).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
         write(&mut nbd, 90)
     });
     assert!(is_written, "there is space again");
@@ -199,6 +201,57 @@ fn a_full_file_system_beneath_a_pool_fails_writes_until_there_is_space() {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     for index in (0..written).chain([90]) {
         assert_eq!(nbd.read(index << 20, 4096), [index as u8 + 1; 4096], "{index}");
+    }
+    drop(nbd);
+    let folder = daemon.end();
+    run(folder.path(), &["store", "check", &pool]).unwrap();
+}
+
+#[test]
+fn a_pool_gives_space_back_to_its_file_system_and_goes_on_when_others_have_taken_it() {
+    let Some(small) = Small::mount("160M") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let pool = small.path("pool").to_str().unwrap().to_owned();
+    run(folder.path(), &["store", "create", &pool, "240M"]).unwrap();
+    run(folder.path(), &["store", "new", &pool, "one", "100M"]).unwrap();
+    let configuration = format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nstore = {pool:?}\nvolume = \"one\"\n"
+    );
+    let daemon = Daemon::start_in(folder, &configuration);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for index in 0..80 {
+        nbd.write(index << 20, &data(index, 256));
+    }
+    let allocated = || std::fs::metadata(&pool).unwrap().blocks() * 512;
+    let before = allocated();
+    assert!(before > 80 << 20, "{before}");
+    // NBD_CMD_TRIM of all but the first MiB, and NBD_CMD_FLUSH
+    nbd.send(4, 1, 1 << 20, 79 << 20, &[]);
+    assert_eq!(nbd.reply(), Some((1, 0)));
+    let end = Instant::now() + Duration::from_secs(120);
+    while allocated() > before - (16 << 20) {
+        assert!(Instant::now() < end, "{} of {before} bytes", allocated());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The others leave less than the pool had.
+    std::fs::write(small.path("other"), vec![1; 90 << 20]).unwrap();
+    let write = |nbd: &mut Nbd, index: u64| {
+        nbd.send(1, index, index << 20, 1 << 20, &data(index, 256));
+        let (_, error) = nbd.reply().expect("a reply");
+        assert!(matches!(error, 0 | 28), "{error}");
+        error == 0
+    };
+    let written = (1..80).take_while(|index| write(&mut nbd, *index)).count() as u64;
+    assert!(written < 79, "the file system is full");
+    std::fs::remove_file(small.path("other")).unwrap();
+    let is_written = (0..300).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        write(&mut nbd, 90)
+    });
+    assert!(is_written, "there is space again");
+    for index in (0..=written).chain([90]) {
+        assert!(nbd.read(index << 20, 1 << 20) == data(index, 256), "{index}");
     }
     drop(nbd);
     let folder = daemon.end();

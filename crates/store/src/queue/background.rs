@@ -12,7 +12,7 @@ use crate::index::read_page;
 use crate::layout::BLOCK_BYTES;
 use crate::pages::{Fault, from_bytes};
 use crate::state::State;
-use crate::walk::WalkRead;
+use crate::walk::{Walk, WalkRead};
 
 /// The most writes of a checkpoint in flight.
 const WRITES_MAX: usize = 4;
@@ -161,11 +161,9 @@ impl StoreQueue {
             self.device.submit(own, Purpose::Walk { read, interval }, context);
         }
         // The next step belongs to the next round.
-        let is_blocked = self
-            .inner
-            .shared
-            .access(|state| state.walk.as_ref().is_some_and(|walk| walk.is_blocked));
-        let waits = in_flight > 0 || is_blocked;
+        let is_waiting =
+            self.inner.shared.access(|state| state.walk.as_ref().is_some_and(Walk::is_waiting));
+        let waits = in_flight > 0 || is_waiting;
         context.wake_at(if waits { context.now_ns() + STEP_NS } else { 0 });
     }
 

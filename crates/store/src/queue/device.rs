@@ -72,6 +72,16 @@ pub(super) enum Purpose {
     MergeKept {
         run: u64,
     },
+    /// A request of the lot that is being relocated, for so many blocks of it from this one on.
+    Relocate {
+        first: usize,
+        count: usize,
+    },
+    /// A discard of so many segments from this one on.
+    Punch {
+        first: u32,
+        count: u32,
+    },
     Flush,
     Checkpoint,
 }

@@ -5,7 +5,7 @@
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
 //! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint
-//!   table; `merge`: merges.
+//!   table; `merge`: merges; `relocate`: relocations; `punch`: free segments are given back.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -15,7 +15,9 @@ mod device;
 mod difference;
 mod draft;
 mod merge;
+mod punch;
 mod read;
+mod relocate;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,6 +41,7 @@ use device::{Device, Purpose};
 use draft::{Draft, references};
 use merge::Merging;
 use read::Read;
+use relocate::Relocating;
 use share::Sharing;
 
 /// After this time a change that waits is looked at again, in nanoseconds.
@@ -102,6 +105,7 @@ pub(crate) struct StoreQueue {
     is_walking: bool,
     is_scanning: bool,
     merging: Merging,
+    relocating: Relocating,
     is_closed: bool,
 }
 
@@ -155,6 +159,7 @@ impl StoreQueue {
             is_walking: false,
             is_scanning: false,
             merging: Merging::default(),
+            relocating: Relocating::default(),
             is_closed: false,
         }
     }
@@ -194,6 +199,8 @@ impl StoreQueue {
                 self.unite(context);
                 self.scan(context);
                 self.merge(context);
+                self.relocate(context);
+                self.punch(context);
             }
             if !self.device.has_completed() {
                 break;
@@ -238,6 +245,12 @@ impl StoreQueue {
                 self.merge_victims_read(run, request, outcome, context);
             }
             Purpose::MergeKept { run } => self.merge_kept_read(run, request, outcome),
+            Purpose::Relocate { first, count } => {
+                self.lot_returned(first, count, request, outcome);
+            }
+            Purpose::Punch { first, count } => {
+                self.punched((first, count), request, outcome, context);
+            }
             Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
             Purpose::Checkpoint => self.checkpoint_written(request, outcome),
@@ -328,6 +341,7 @@ impl StoreQueue {
 impl BackendQueue for StoreQueue {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
         let number = self.number();
+        self.note_use(context);
         match request.operation {
             Operation::Read | Operation::Extents => {
                 self.reads.insert(number, Read::new(request));
@@ -377,6 +391,7 @@ impl BackendQueue for StoreQueue {
             && !self.is_walking
             && !self.is_scanning
             && !self.merging.is_active()
+            && !self.relocating.is_active()
     }
 }
 
@@ -394,6 +409,8 @@ impl Drop for StoreQueue {
         }
         self.leave_scan();
         self.leave_merge_undone();
+        self.leave_relocation_undone(is_stuck);
+        self.leave_punch_undone();
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -410,6 +427,8 @@ impl Drop for StoreQueue {
                 | Purpose::MergeTable { .. }
                 | Purpose::MergeVictims { .. }
                 | Purpose::MergeKept { .. }
+                | Purpose::Relocate { .. }
+                | Purpose::Punch { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })

@@ -127,7 +127,8 @@ impl Draft {
         let mut has_candidate = false;
         for data in self.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
             let candidate = data.candidate.map(|place| state.moved(place).unwrap_or(place));
-            data.candidate = candidate.filter(|place| state.space.has_data(*place));
+            let is_there = |place: &u64| state.space.has_data(*place) && state.may_refer_to(*place);
+            data.candidate = candidate.filter(is_there);
             let Some(fingerprint) = data.fingerprint else { continue };
             if data.candidate.is_none() {
                 data.was_read = false;

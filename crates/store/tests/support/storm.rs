@@ -47,10 +47,18 @@ pub enum Kind {
     /// The same with many reads, and with hints that are wrong: what is read is written again, and
     /// is said to be new.
     Copies,
+    /// Blocks that lie apart are put together all the time.
+    Apart,
+    /// The same with few different contents.
+    ApartEqual,
 }
 
 fn is_equal(kind: Kind) -> bool {
-    matches!(kind, Kind::Equal | Kind::EqualSlow | Kind::Copies)
+    matches!(kind, Kind::Equal | Kind::EqualSlow | Kind::Copies | Kind::ApartEqual)
+}
+
+fn is_apart(kind: Kind) -> bool {
+    matches!(kind, Kind::Apart | Kind::ApartEqual)
 }
 
 #[derive(Clone, Debug)]
@@ -72,14 +80,16 @@ impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
             Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
-            Kind::Equal | Kind::Copies => (DEVICE, 4),
+            Kind::Equal | Kind::Copies | Kind::Apart | Kind::ApartEqual => (DEVICE, 4),
             Kind::EqualSlow => (DEVICE, 30),
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
-        let (steps, cached_pages) = (250, 16);
+        // A relocation takes many steps.
+        let (steps, cached_pages) = (if is_apart(kind) { 700 } else { 250 }, 16);
         let (has_faults, crashes_recoveries) = (false, false);
         let contents = if is_equal(kind) { 5 } else { 0 };
+        let rules = if is_apart(kind) { Rules { run_min: 2, ..rules } } else { rules };
         Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries, contents }
     }
 }
@@ -95,6 +105,8 @@ pub struct StormCounts {
     pub checkpoints: u64,
     pub failures: u64,
     pub merged: u64,
+    pub relocated: u64,
+    pub punched: u64,
     pub shared: u64,
     pub unequal: u64,
     pub copied: u64,
@@ -262,10 +274,19 @@ impl Storm {
         let mut what = self.random.u8(..100);
         what = match (self.options.kind, what) {
             (Kind::Cold, 17..30) => 16,
+            (Kind::Apart | Kind::ApartEqual, 12 | 16) if self.random.u8(..4) > 0 => 99,
             (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
             (Kind::Walks, 25..34)
             | (Kind::Tight, 8)
-            | (Kind::Walks | Kind::Equal | Kind::EqualSlow | Kind::Copies, 8..=12) => 5,
+            | (
+                Kind::Walks
+                | Kind::Equal
+                | Kind::EqualSlow
+                | Kind::Copies
+                | Kind::Apart
+                | Kind::ApartEqual,
+                8..=12,
+            ) => 5,
             (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
@@ -394,6 +415,8 @@ impl Storm {
         self.counts.walks += counts.walks;
         self.counts.checkpoints += counts.checkpoints;
         self.counts.merged += counts.merged_blocks;
+        self.counts.relocated += counts.relocated_blocks;
+        self.counts.punched += counts.punched_segments;
         self.counts.shared += counts.shared_blocks;
         self.counts.unequal += counts.unequal_blocks;
         self.counts.copied += counts.copied_blocks;
@@ -486,7 +509,10 @@ fn open(device: Arc<dyn Backend>, options: &StormOptions) -> Result<Pool, PoolEr
         walk_pause_ns: 0,
         cached_pages: options.cached_pages,
         index_pages: 1,
-        merge_pause_ns: 0,
+        merge_pause_ns: if is_apart(options.kind) { u64::MAX } else { 0 },
+        relocates: Some(is_apart(options.kind)),
+        idle_ns: 0,
+        punches: true,
         rules: options.rules,
     };
     Pool::open(device, options)
