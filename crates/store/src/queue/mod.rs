@@ -4,8 +4,8 @@
 //!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
-//! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint table;
-//!   `merge`: merges; `relocate`: relocations; `punch`: free segments are given back.
+//! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint
+//!   table; `merge`: merges; `relocate`: relocations; `punch`: free segments are given back.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
