@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use fathom_backend::{FileBackend, FileOptions, OpenError};
 use fathom_block::Backend;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
-use fathom_devices::{SysDevices, resolve_within};
 use fathom_failure::Failure;
 use fathom_store::{INDEX_PAGE_MEMORY, Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
 use parking_lot::Mutex;
 
 use super::attend::PoolAttendance;
-use super::location::SEARCH_TIME_MAX;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 
@@ -99,19 +97,11 @@ impl Pools {
             |error| matches!(error, OpenError::Locked(_) | OpenError::Claimed(..)),
         )
         .map_err(Failure::from)?;
-        let relocates = Some(is_rotational(&options.path));
-        let pool = Pool::open(Arc::new(device), PoolOptions { relocates, ..self.options })?;
+        let pool = Pool::open(Arc::new(device), self.options)?;
         attendance.attend(&pool);
         *slot = Some(pool.downgrade());
         Ok(pool)
     }
-}
-
-/// Whether seeks cost time on a device beneath a pool, as the kernel says.
-fn is_rotational(path: &Path) -> bool {
-    let sys = SysDevices::default();
-    let placement = resolve_within(path, SEARCH_TIME_MAX);
-    placement.devices().any(|device| sys.facts(device).rotational == Some(true))
 }
 
 /// Repeats `attempt` for some time while its error may pass.
