@@ -13,8 +13,8 @@
 //! and which only a walk frees. A new place is shared if the old one was. Otherwise the old one had
 //! one entry that is fresh, or none, and so has the new one.
 //!
-//! A reference is made to a new place only after a checkpoint that has it in use: a recovery from an
-//! earlier one finds it free, and no batch that wrote it.
+//! A reference is made to a new place only after a checkpoint that has it in use: a recovery from
+//! an earlier one finds it free, and no batch that wrote it.
 //!
 //! Disks go on meanwhile. A block that is overwritten while it is copied leaves two places to which
 //! nothing refers: the walk meets neither. A crash leaves the old places, the new ones, or some of

@@ -9,13 +9,11 @@ use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions, OpenError};
 use fathom_block::Backend;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
-use fathom_devices::{SysDevices, resolve_within};
 use fathom_failure::Failure;
 use fathom_store::{INDEX_PAGE_MEMORY, Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
 use parking_lot::Mutex;
 
 use super::attend::PoolAttendance;
-use super::location::SEARCH_TIME_MAX;
 use super::models::ModelDevices;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
@@ -108,25 +106,18 @@ impl Pools {
             |error| matches!(error, OpenError::Locked(_) | OpenError::Claimed(..)),
         )
         .map_err(Failure::from)?;
-        // The medium of a model is known.
-        let relocates = definition.model.is_none().then(|| is_rotational(&options.path));
         let mut device: Arc<dyn Backend> = Arc::new(device);
         if let Some(model) = &definition.model {
             let model = models.make(model, device.capacity())?;
             device = Arc::new(Modelled::new(device, model));
         }
-        let pool = Pool::open(device, PoolOptions { relocates, ..self.options })?;
+        // Relocations find no end in a pool that is nearly full.
+        let options = PoolOptions { relocates: Some(false), ..self.options };
+        let pool = Pool::open(device, options)?;
         attendance.attend(&pool);
         *slot = Some(pool.downgrade());
         Ok(pool)
     }
-}
-
-/// Whether seeks cost time on a device beneath a pool, as the kernel says.
-fn is_rotational(path: &Path) -> bool {
-    let sys = SysDevices::default();
-    let placement = resolve_within(path, SEARCH_TIME_MAX);
-    placement.devices().any(|device| sys.facts(device).rotational == Some(true))
 }
 
 /// Repeats `attempt` for some time while its error may pass.
