@@ -275,8 +275,8 @@ impl Pool {
         self.compare(Comparison { base, target, finds_holes: true })
     }
 
-    /// As [`difference`](Self::difference), but changed parts that are holes in `target` may be data
-    /// in the extents. That is known without the maps, and takes less time.
+    /// As [`difference`](Self::difference), but changed parts that are holes in `target` may be
+    /// data in the extents. That is known without the maps, and takes less time.
     ///
     /// # Errors
     /// As for `difference`.

@@ -7,10 +7,11 @@
 //! Blocks that were written together are often found together. So memory has few pages of the
 //! table, with the places of all of their fingerprints, and of all other pages only a sample: a
 //! *hook* leads from a fingerprint to the page that has it. A hook that is hit brings its page into
-//! memory, where the neighbours of the block are found. The fingerprints of a page become hooks when
-//! it leaves memory, and hooks of a page that has changed meanwhile are dropped when they are hit.
-//! While memory suffices, each fingerprint is a hook; each time the hooks become too many, every second one is dropped (by a bit of the
-//! fingerprint, so that equal blocks stay equally likely to be found).
+//! memory, where the neighbours of the block are found. The fingerprints of a page become hooks
+//! when it leaves memory, and hooks of a page that has changed meanwhile are dropped when they are
+//! hit. While memory suffices, each fingerprint is a hook; each time the hooks become too many,
+//! every second one is dropped (by a bit of the fingerprint, so that equal blocks stay equally
+//! likely to be found).
 //!
 //! Sampled hooks that lead to pages of neighbours are those of *Sparse Indexing* (Lillibridge et
 //! al., FAST 2009).

@@ -71,7 +71,7 @@ fn nothing_is_lost_when_what_was_read_is_written_and_hints_are_wrong() {
         cases += 1;
     });
     println!("{copied} {kept} {unequal} {unique} in {cases} cases");
-    let is_enough = copied > 5 * cases && kept > 5 * cases && unequal > 5 * cases;
+    let is_enough = copied > 5 * cases && kept > 2 * cases && unequal > 5 * cases;
     let is_enough = is_enough && unique > 10 * cases;
     assert!(cases < 9 || is_enough, "{copied} {kept} {unequal} {unique} in {cases} cases");
 }
