@@ -16,8 +16,8 @@ pub(crate) const ALL: u64 = u64::MAX;
 /// The pages that change at most if adjoining blocks come into a set: those on the way to both
 /// ends.
 pub(crate) const PAGES_MAX: usize = 2 * PATH;
-/// The pages on the way to a block.
-const PATH: usize = ROOT_LEVEL as usize + 1;
+/// The pages on the way to a block, and those that change if all blocks from it on come into a set.
+pub(crate) const PATH: usize = ROOT_LEVEL as usize + 1;
 /// The blocks of a word, as a power of two.
 const WORD_BITS: u32 = u64::BITS.trailing_zeros();
 /// The bits of an index in a page.

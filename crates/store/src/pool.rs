@@ -453,8 +453,9 @@ impl Pool {
         let shared = &self.inner.shared;
         let mut access = StoreAccess::open(&self.inner.device)?;
         let end = Instant::now() + PLACE_TIME_MAX;
+        let checkpoints = shared.access(|state| state.counts.checkpoints);
         while !shared.access(State::begin_trim) {
-            if shared.access(|state| state.is_full()) || Instant::now() > end {
+            if shared.access(|state| state.has_no_room_since(checkpoints)) || Instant::now() > end {
                 return Ok(false);
             }
             self.await_place(&mut access)?;

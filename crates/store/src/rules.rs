@@ -71,6 +71,9 @@ pub struct Rules {
     pub fingerprint_bits: u32,
     /// The most pages that a step of a walk visits.
     pub walk_step: usize,
+    /// The changed pages of maps for which there is room at least: in a small pool, these bound the
+    /// changes in flight.
+    pub dirty_pages_min: usize,
 }
 
 impl Default for Rules {
@@ -109,6 +112,7 @@ impl Default for Rules {
             run_min: 64,
             fingerprint_bits: 56,
             walk_step: 64,
+            dirty_pages_min: 32,
         }
     }
 }

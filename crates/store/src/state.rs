@@ -29,7 +29,7 @@ use crate::walk::Walk;
 pub(crate) const IN_FLIGHT_MAX: usize = 256;
 /// The pages that change when a map is trimmed: those on the way to the new end, and those of the
 /// set of changed blocks.
-const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1 + bitmap::PAGES_MAX;
+const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1 + bitmap::PATH;
 /// The most changed pages of maps in memory.
 pub(crate) const DIRTY_PAGES_MAX: u64 = 1 << 16;
 
@@ -255,7 +255,8 @@ impl State {
             failed_batches: BTreeSet::new(),
             unsure: 0,
             promised: 0,
-            dirty_max: (places / 32).clamp(32, DIRTY_PAGES_MAX) as usize,
+            dirty_max: (places / 32).clamp(parts.rules.dirty_pages_min as u64, DIRTY_PAGES_MAX)
+                as usize,
             interval: 1,
             reading: BTreeMap::new(),
             inactive: None,
@@ -337,9 +338,16 @@ impl State {
     /// Promises pages for the trimming of a map. Returns false if there are none now.
     pub(crate) fn begin_trim(&mut self) -> bool {
         let is_free = self.pages.dirty_count() + self.promised + TRIM_PAGES <= self.dirty_limit();
-        self.is_checkpoint_wanted |= !is_free && self.pages.dirty_count() > 0;
+        // It may find places for more pages.
+        self.is_checkpoint_wanted |= !is_free;
         self.promised += if is_free { TRIM_PAGES } else { 0 };
         is_free
+    }
+
+    /// Whether nothing more is to be expected if [`begin_trim`](Self::begin_trim) has failed since
+    /// so many checkpoints.
+    pub(crate) fn has_no_room_since(&self, checkpoints: u64) -> bool {
+        self.is_full() || self.promised == 0 && self.counts.checkpoints > checkpoints + 1
     }
 
     /// Whether background work may change as many pages now.

@@ -252,7 +252,7 @@ fn without_one_of_the_rules_something_is_lost() {
         ("keeps_shared", Kind::Equal, Rules { keeps_shared: false, ..all }),
         ("compares_equals", Kind::Equal, Rules { compares_equals: false, ..few }),
         ("takes_again", Kind::EqualSlow, Rules { takes_again: false, ..all }),
-        ("visits_copies", Kind::Equal, Rules { visits_copies: false, ..all }),
+        ("visits_copies", Kind::ApartEqual, Rules { visits_copies: false, ..all }),
         ("punches_after_checkpoint", Kind::Drops, Rules { punches_after_checkpoint: false, ..all }),
         ("holds_relocated", Kind::ApartEqual, Rules { holds_relocated: false, ..all }),
         (

@@ -85,6 +85,8 @@ impl StormOptions {
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
+        let dirty_pages_min = if kind == Kind::Tight { 32 } else { 64 };
+        let rules = Rules { dirty_pages_min, ..rules };
         // A relocation takes many steps.
         let (steps, cached_pages) = (if is_apart(kind) { 700 } else { 250 }, 16);
         let (has_faults, crashes_recoveries) = (false, false);
