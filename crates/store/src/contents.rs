@@ -2,7 +2,8 @@
 //! to be compared with what is written.
 //!
 //! The bytes are those that the device gave, in memory that no guest can change. A place has the
-//! same content until a batch or a relocation gets it, and then the content is [dropped](Contents::drop_place).
+//! same content until a batch or a relocation gets it, and then the content is
+//! [dropped](Contents::drop_place).
 
 use std::sync::Arc;
 
