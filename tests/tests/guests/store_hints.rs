@@ -10,7 +10,7 @@ use fathom_tests::{Assets, Daemon, Disk, Guest, Result, Served, patience, until}
 fn count(daemon: &Daemon, name: &str) -> Result<u64> {
     let figures = daemon.status("web")?.backend.figures;
     let found = figures.iter().find(|figure| figure.name == name);
-    Ok(found.expect("a figure of the pool").value as u64)
+    Ok(found.expect("a figure of the pool").value)
 }
 
 #[test]
