@@ -72,11 +72,15 @@ fn a_guest_works_while_its_disks_move_through_pools_and_images() -> Result<()> {
     for name in ["raw", "files"] {
         daemon.wait_for_guest(name)?;
         let begun = Instant::now();
-        while daemon.status(name)?.moving.is_none() {
+        // A move that was over at the kill is not repeated.
+        let is_at_target = || Ok::<_, Error>(daemon.status(name)?.backend.name != "store");
+        while daemon.status(name)?.moving.is_none() && !is_at_target()? {
             assert!(begun.elapsed() < MOVE_TIME_MAX, "no move of {name}");
             thread::sleep(Duration::from_millis(50));
         }
-        finish(&daemon, name)?;
+        if daemon.status(name)?.moving.is_some() {
+            finish(&daemon, name)?;
+        }
         daemon.check(name)?;
     }
     let output = guest.finish_within(load, 240)?;
