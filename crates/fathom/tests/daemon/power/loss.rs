@@ -119,6 +119,10 @@ impl Recorded {
         if has_log && log > 0 {
             possible.push(Damage::Old(LOG, self.with_log(log, random)));
             possible.push(Damage::Old(LOG, self.with_log(log, random)));
+        }
+        // A record proves the flushes before it. While offloading is off, no record is written,
+        // and any number of flushes is unproved.
+        if has_log && log > 0 && may.iter().all(|layers| layers.log == Some("wal")) {
             possible.push(Damage::Rotten);
             possible.push(Damage::Rotten);
         }
