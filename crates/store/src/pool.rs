@@ -541,7 +541,7 @@ impl Pool {
                 state.fail(fathom_block::ErrorKind::Io);
             }
         });
-        inner.has_retired_sets.store(true, Ordering::Relaxed);
+        inner.has_retired_sets.store(true, Ordering::SeqCst);
         inner.wake_all();
         Ok(written?)
     }

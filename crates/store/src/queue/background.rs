@@ -169,15 +169,20 @@ impl StoreQueue {
 
     /// Goes on with the unions of the change sets of deleted snapshots.
     pub(super) fn unite(&mut self, context: &mut BackendContext<'_>) {
-        if self.is_closed || !self.inner.has_retired_sets.load(Ordering::Relaxed) {
+        let has_sets = &self.inner.has_retired_sets;
+        if self.is_closed || !has_sets.load(Ordering::Relaxed) {
             return;
         }
+        // Before the look: a snapshot that is deleted meanwhile sets it again.
+        has_sets.store(false, Ordering::SeqCst);
         let stepped = self.inner.shared.access(|state| match state.failed {
             Some(_) => Ok(UnionProgress::Done),
             None => state.unite_sets(),
         });
+        let is_done = matches!(stepped, Ok(UnionProgress::Done));
+        has_sets.fetch_or(!is_done, Ordering::SeqCst);
         match stepped {
-            Ok(UnionProgress::Done) => self.inner.has_retired_sets.store(false, Ordering::Relaxed),
+            Ok(UnionProgress::Done) => {}
             Ok(UnionProgress::Waits | UnionProgress::GoesOn) => {
                 context.wake_at(context.now_ns() + STEP_NS);
             }
