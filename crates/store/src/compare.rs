@@ -90,7 +90,7 @@ impl Pages {
 
     /// The leaf of a map with a block, if there is one, and the end of the blocks for which that is
     /// so.
-    fn leaf_at<'p>(
+    pub(crate) fn leaf_at<'p>(
         &'p self,
         root: PageId,
         block: u64,

@@ -117,11 +117,7 @@ impl Pages {
         block: u64,
         read: &'p ReadPages,
     ) -> Result<&'p Page, Fault> {
-        let mut id = root;
-        for level in (1..=ROOT_LEVEL).rev() {
-            id = Self::child(self.find_page(id, read)?, index(block, level))?;
-        }
-        self.find_page(id, read)
+        self.leaf_at(root, block, read)?.0.ok_or(Fault::Damaged)
     }
 
     /// The pages below two pages; 0 if there is none.

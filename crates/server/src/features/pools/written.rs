@@ -88,6 +88,11 @@ impl Counts {
         }
     }
 
+    /// Whether `before` is of the same accounts, and was taken at the snapshot `since`.
+    fn goes_on_from(&self, before: Option<&Self>, since: u32) -> bool {
+        before.is_some_and(|before| before.instance == self.instance && before.snapshot == since)
+    }
+
     /// What was written since `before`; all, if that is of other accounts.
     fn since(&self, before: Option<&Self>) -> WrittenFiles {
         let none = Self::default();
@@ -237,9 +242,8 @@ impl Daemon {
         let written = self.part::<WrittenRecords>();
         let mut last = written.last.lock();
         let before = last.get(&(identity.clone(), number));
-        let is_complete = before
-            .is_some_and(|before| before.instance == counts.instance && before.snapshot == since);
-        let record = WrittenFiles { complete: is_complete, ..counts.since(before) };
+        let complete = counts.goes_on_from(before, since);
+        let record = WrittenFiles { complete, ..counts.since(before) };
         last.insert((identity.clone(), number), counts);
         let mut records = PoolRecords::find(&self.records_folder(), &identity);
         let snapshots = pool.snapshots();
@@ -273,10 +277,7 @@ impl Daemon {
             let before = last.get(&(identity.clone(), to));
             let since = pool.since(to).unwrap_or(0);
             sum = counts.since(before);
-            sum.complete = usage.counted
-                && before.is_some_and(|before| {
-                    before.instance == counts.instance && before.snapshot == since
-                });
+            sum.complete = usage.counted && counts.goes_on_from(before, since);
             at = since;
         }
         let records = PoolRecords::find(&self.records_folder(), &identity);
