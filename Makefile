@@ -8,6 +8,8 @@
 # Each installs missing packages (and reports them). Further targets:
 #
 #   make build          the release binary, target/release/fathom
+#   make install        installs it with its unit, manual and completions; DESTDIR= and PREFIX=/usr/local say where
+#   make deb            Debian packages for this machine's suite, in target/deb
 #   make check          formatting, lints and docs only
 #   make unit           the tests without guests
 #   make guests         the tests with guests
@@ -18,11 +20,13 @@
 #   make fuzz FOR=60    each fuzz target for 60 seconds (needs cargo-fuzz)
 
 FOR ?=
+DESTDIR ?=
+PREFIX ?= /usr/local
 CLUSTER ?=
 CARGO := scripts/cargo
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 
-.PHONY: run pictures test build check unit guests soak bench fuzz clean
+.PHONY: run pictures test build install deb check unit guests soak bench fuzz clean
 
 run:
 	@scripts/install $(if $(CLUSTER),cluster,run)
@@ -42,6 +46,15 @@ test:
 build:
 	@scripts/install run
 	$(CARGO) build --release --workspace --lib --bins --examples
+
+# The program has to be there: an installation as root builds nothing.
+install:
+	@[ -x target/release/fathom ] || { echo "build it first, as yourself: make build"; exit 1; }
+	@scripts/stage target/release/fathom "$(DESTDIR)" "$(PREFIX)"
+
+deb:
+	@scripts/install deb
+	@scripts/deb
 
 check:
 	@scripts/test check

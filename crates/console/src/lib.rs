@@ -45,6 +45,7 @@ mod store;
 mod top;
 mod usage;
 mod vm;
+mod web;
 
 use std::process::ExitCode;
 
@@ -107,6 +108,8 @@ pub enum Command {
     Record(Box<record::RecordOptions>),
     /// Compare caches and their policies over a recording or a trace, without a disk
     Replay(Box<replay::ReplayOptions>),
+    /// Show what daemons do on a page for browsers
+    Web(Box<web::WebOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -158,6 +161,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Explain(options) => query::explain(options).map(done),
         Command::Record(options) => record::run(options).map(done),
         Command::Replay(options) => replay::run(options).map(done),
+        Command::Web(options) => web::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

@@ -61,6 +61,21 @@ impl Tls {
         }
     }
 
+    /// Performs the handshake with a client over a stream of tokio. Callers set a time limit.
+    ///
+    /// # Errors
+    /// When the handshake fails. The text is for the operator.
+    pub async fn secure_accepted<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<tokio_openssl::SslStream<S>> {
+        let mut stream = tokio_openssl::SslStream::new(Ssl::new(&self.context)?, stream)?;
+        match Pin::new(&mut stream).accept().await {
+            Ok(()) => Ok(stream),
+            Err(error) => Err(failure(stream.ssl(), &error)),
+        }
+    }
+
     /// A connection to a server whose certificate must have the name `name`.
     fn to_server(&self, name: &str) -> io::Result<Ssl> {
         let mut ssl = Ssl::new(&self.context)?;

@@ -3,11 +3,12 @@
 mod app;
 mod columns;
 pub(crate) mod histogram;
-mod model;
+pub(crate) mod model;
 mod plain;
 mod screen;
 mod summary;
 mod terminal;
+pub(crate) mod usage_json;
 mod usage_plain;
 mod usage_screen;
 mod usage_view;

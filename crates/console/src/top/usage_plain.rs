@@ -5,31 +5,16 @@ use std::{
 };
 
 use fathom_control::{Client, ClientError, GuestInfo};
-use serde::Serialize;
 
-use super::{TopOptions, plain::clock};
+use super::{TopOptions, plain::clock, usage_json};
 use crate::{
     failure::{CommandResult, Failure},
     output::{self, short_bytes, short_number},
-    usage::{Accounts, Grouping, Groups, Line, Numbers, Scope, insight, omitted, table},
+    usage::{Accounts, Grouping, Groups, Scope, insight, omitted, table},
 };
 
 /// The most lines of an interval, by default.
 const LINES_MAX: usize = 20;
-
-/// The output of `--by` with `--json`: an object per interval, on a line.
-#[derive(Serialize)]
-struct Sample<'a> {
-    /// The end of the interval, in nanoseconds since 1970.
-    unix_time_ns: u64,
-    /// Its length, in seconds; 0 for all time.
-    seconds: f64,
-    by: Grouping,
-    /// All requests of the interval.
-    total: Numbers,
-    usage: Vec<Line<'a>>,
-    guests: &'a [GuestInfo],
-}
 
 /// Prints who causes the I/O, for each interval.
 pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> CommandResult {
@@ -70,28 +55,20 @@ fn print(
     grouping: Grouping,
     guests: &[GuestInfo],
 ) -> CommandResult {
+    if options.format.json {
+        let wanted = usage_json::Wanted {
+            by: grouping,
+            container: None,
+            order: options.sort.of_accounts(),
+            filter: &options.filter,
+            limit: options.limit.unwrap_or(usize::MAX),
+        };
+        return output::text_line(&usage_json::text(accounts, &wanted, guests));
+    }
     let mut groups = Groups::of(accounts, grouping, &Scope::default());
     groups.filter(&options.filter);
     groups.sort(options.sort.of_accounts());
-    let shown: Vec<GuestInfo> = guests
-        .iter()
-        .filter(|guest| guest.disks.iter().any(|name| accounts.disk(name).is_some()))
-        .cloned()
-        .collect();
-    if options.format.json {
-        let limit = options.limit.unwrap_or(usize::MAX);
-        let seconds = accounts.seconds;
-        let text = serde_json::to_string(&Sample {
-            unix_time_ns: accounts.unix_time_ns,
-            seconds,
-            by: grouping,
-            total: Numbers::of(&groups.total.sum(), seconds),
-            usage: groups.entries.iter().take(limit).map(|entry| entry.line(seconds)).collect(),
-            guests: &shown,
-        })
-        .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
-        return output::text_line(&text);
-    }
+    let shown = usage_json::shown(accounts, guests);
     let limit = options.limit.unwrap_or(LINES_MAX);
     let common = accounts.common();
     output::text_line(&text(&groups, grouping, &common, &shown, limit, output::width()))

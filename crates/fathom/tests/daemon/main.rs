@@ -63,4 +63,5 @@ mod usage;
 mod vmm;
 mod wal;
 mod wal_pair;
+mod web;
 mod write_back;
