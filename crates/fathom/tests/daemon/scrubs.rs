@@ -130,16 +130,17 @@ fn a_rule_goes_on_after_a_kill_and_begins_again_when_it_is_due() {
     value["latest"] = latest;
     std::fs::write(&record, value.to_string()).unwrap();
     let daemon = Daemon::start_in(folder, &rule("300d"));
-    let is_over = |entry: &ScrubEntry| entry.phase == ScrubPhase::Complete;
-    daemon.until("its end", || {
-        let entry = scrub(&daemon);
-        is_over(&entry) && entry.verified_blocks >= 1_000_200
+    let record = daemon.path(record.file_name().unwrap().to_str().unwrap());
+    daemon.until("its end, on record", || {
+        let text = std::fs::read_to_string(&record).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        value["complete"]["verified_blocks"].as_u64() >= Some(1_000_200)
     });
     // It is not due again.
     daemon.signal(libc::SIGKILL);
     let daemon = Daemon::start_in(daemon.wait().1, &rule("300d"));
     let last = scrub(&daemon);
-    assert!(is_over(&last) && last.verified_blocks >= 1_000_200, "{last:?}");
+    assert!(last.phase == ScrubPhase::Complete && last.verified_blocks >= 1_000_200, "{last:?}");
     daemon.end();
 }
 
