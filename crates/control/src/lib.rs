@@ -40,6 +40,7 @@ mod pool;
 mod problem;
 mod processes;
 mod query;
+mod scrub;
 mod statistics;
 mod stream;
 mod usage;
@@ -102,14 +103,15 @@ pub use patterns::{
     PatternsQuery, PatternsReport,
 };
 pub use pool::{
-    Freeze, PoolChange, PoolEntry, PoolRequest, PoolsReport, RULE_PREFIX, SnapshotEntry,
-    VolumeEntry,
+    CHECK_PAUSE, Freeze, PoolChange, PoolEntry, PoolRequest, PoolsReport, RULE_PREFIX,
+    SnapshotEntry, VolumeEntry,
 };
 pub use problem::{Problem, ProblemKind};
 pub use processes::{
     CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,
 };
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
+pub use scrub::{DamageOf, DamagedPart, ScrubEntry, ScrubPhase};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::{AnswerStream, Recording, RecordingQuery};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageQuery, UsageReport, UsageRow};

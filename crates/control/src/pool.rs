@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fathom_store::{BLOCK, DOMAIN, Pool, PoolError, PoolRefusal};
+use fathom_store::{BLOCK, DOMAIN, Pool, PoolError, PoolRefusal, ScrubOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, ClientError};
 use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
 use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
+use crate::scrub::ScrubEntry;
 use crate::written::WRITTEN_FILES;
 
 /// The pools.
@@ -59,6 +60,9 @@ pub struct PoolEntry {
     /// What the change did not achieve although it was made, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
+    /// Its verification in progress, or the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubEntry>,
     /// The volumes, in the order in which they were made.
     pub volumes: Vec<VolumeEntry>,
 }
@@ -120,6 +124,9 @@ impl Freeze {
 /// The beginning of the names that rules give their snapshots.
 pub const RULE_PREFIX: &str = "auto.";
 
+/// For how long a check pauses after a step while the pool is used, in durations of that step.
+pub const CHECK_PAUSE: u32 = 1;
+
 /// A request to change a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -154,6 +161,14 @@ pub enum PoolChange {
     /// Looks for equal blocks that were written several times. All but one of each become free some
     /// time after the answer.
     Merge,
+    /// Begins to verify all of the pool, unless that is in progress.
+    Check {
+        /// Only the maps and tables, not the content of each block.
+        #[serde(default)]
+        maps_only: bool,
+    },
+    /// Ends the verification in progress.
+    EndCheck,
     /// Deletes a volume that no disk uses. Its snapshots stay.
     Delete {
         /// Its name.
@@ -251,6 +266,7 @@ impl PoolEntry {
             memory_bytes: status.memory_bytes,
             damage: pool.damage(),
             warning: None,
+            scrub: pool.scrub().as_ref().map(ScrubEntry::of),
             volumes: volumes.into_values().collect(),
         }
     }
@@ -270,6 +286,15 @@ impl PoolChange {
             Self::Domain { volume, domain } => pool.set_domain(volume, domain),
             Self::Merge => {
                 pool.request_merge();
+                Ok(())
+            }
+            Self::Check { maps_only } => {
+                let options = ScrubOptions { maps_only: *maps_only, pause: CHECK_PAUSE };
+                pool.begin_scrub(options, None);
+                Ok(())
+            }
+            Self::EndCheck => {
+                pool.scrub().into_iter().for_each(|scrub| pool.end_scrub(scrub.number));
                 Ok(())
             }
             Self::Delete { volume } => pool.delete_volume(volume),

@@ -75,6 +75,8 @@ pub enum ProblemKind {
     EncryptionInProgress,
     /// A rule could not take its last snapshots.
     SnapshotFailed,
+    /// Blocks or maps of a pool are damaged.
+    PoolDamaged,
     /// A disk could not be moved, and stays where it was.
     MoveFailed,
     /// The file systems of a guest were frozen for a snapshot, and may still be.
@@ -113,6 +115,7 @@ impl ProblemKind {
             Self::FolderReplaced => "folder-replaced",
             Self::EncryptionInProgress => "encryption-in-progress",
             Self::SnapshotFailed => "snapshot-failed",
+            Self::PoolDamaged => "pool-damaged",
             Self::MoveFailed => "move-failed",
             Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",

@@ -15,6 +15,7 @@
 //! - `difference`: what has changed between two snapshots, by their maps; `compare`: by their
 //!   change sets; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
+//! - `scrub`: verifies a pool in use.
 //! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -57,6 +58,7 @@ mod relocation;
 mod reserve;
 mod room;
 mod rules;
+mod scrub;
 mod seal;
 mod sharing;
 mod space;
@@ -87,6 +89,9 @@ pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
 #[doc(hidden)]
 pub use rules::Rules;
+pub use scrub::{
+    DAMAGES_MAX, Damage, DamageKind, ScrubOptions, ScrubPosition, ScrubReport, ScrubState,
+};
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;
 pub use transfer::{Beginning, Received, SendOptions, Sent, TransferError, receive, send};

@@ -162,6 +162,11 @@ impl Paged {
         self.first + 2 * u64::from(index) + u64::from(is_second)
     }
 
+    /// The block of the valid copy of page `index`.
+    pub(crate) fn current(&self, index: u32) -> u64 {
+        self.first + 2 * u64::from(index) + u64::from(self.valid[index as usize])
+    }
+
     /// The checkpoint that has written these pages is valid.
     pub(crate) fn commit(&mut self, written: impl Iterator<Item = u32>) {
         for index in written {

@@ -17,6 +17,7 @@ use crate::entry::MapEntry;
 use crate::layout::{BLOCK_BYTES, TABLE_ENTRIES, TABLE_ENTRY};
 use crate::paged::Paged;
 use crate::rules::Rules;
+use crate::scrub::PageMarks;
 
 /// The fewest pages in memory: several requests have the pages that they need at the same time.
 const CACHED_MIN: usize = 16;
@@ -80,6 +81,8 @@ pub(crate) struct Pages {
     copied: Vec<(PageId, u32)>,
     /// The copies of leaves that were made meanwhile.
     leaf_copies: Vec<PageId>,
+    /// While a scrub is in progress: what it has seen.
+    pub(crate) scrubbed: Option<PageMarks>,
     rules: Rules,
 }
 
@@ -117,6 +120,7 @@ impl Pages {
             found: None,
             copied: Vec::new(),
             leaf_copies: Vec::new(),
+            scrubbed: None,
             rules,
         };
         let count = u64::from(count.max(1)).min(pages.table_length()) as usize;
@@ -229,6 +233,9 @@ impl Pages {
             None => return Err(Fault::Damaged),
         };
         self.find(id);
+        if let Some(scrubbed) = self.scrubbed.as_mut().filter(|_| self.rules.forgets_scrubbed) {
+            scrubbed.clear(id);
+        }
         self.set_entry(id, TableEntry { block: 0, birth, checksum: 0 });
         if self.slots[id as usize].page.replace(Arc::from(page)).is_none() {
             self.cached += 1;
@@ -337,6 +344,11 @@ impl Pages {
         self.slots.get(id as usize).is_some_and(|slot| slot.is_dirty)
     }
 
+    /// Whether a checkpoint writes a page now.
+    pub(crate) fn is_written(&self, id: PageId) -> bool {
+        self.slots.get(id as usize).is_some_and(|slot| slot.is_written)
+    }
+
     /// A walk has ended: removes the pages that it has not found.
     pub(crate) fn sweep(&mut self) {
         let Some(found) = self.found.take() else { return };
@@ -422,7 +434,8 @@ impl Pages {
     /// The bytes of memory that this takes.
     pub(crate) fn memory(&self) -> u64 {
         let slots = self.slots.len() * size_of::<Slot>();
-        self.table.memory() + (slots + self.cached * (BLOCK_BYTES + 16)) as u64
+        let scrubbed = self.scrubbed.as_ref().map_or(0, PageMarks::memory);
+        self.table.memory() + scrubbed + (slots + self.cached * (BLOCK_BYTES + 16)) as u64
     }
 }
 

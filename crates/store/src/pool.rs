@@ -60,6 +60,9 @@ pub(crate) struct Inner {
     pub(crate) relocates: bool,
     pub(crate) is_relocated: AtomicBool,
     pub(crate) used_at_ns: AtomicU64,
+    /// Whether a scrub is in progress, and whether a queue carries it out.
+    pub(crate) has_scrub: AtomicBool,
+    pub(crate) is_scrubbed: AtomicBool,
     /// Whether free segments are given back, whether a queue does so, and when the next ones may
     /// be.
     pub(crate) punches: bool,
@@ -90,7 +93,7 @@ impl Inner {
     }
 
     /// Lets all queues look for work, also those that wait for nothing.
-    fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         self.wakers.lock().values().for_each(Waker::wake);
         self.shared.wake();
         self.report_unattended();
@@ -177,6 +180,8 @@ impl Pool {
             relocates,
             is_relocated: AtomicBool::new(false),
             used_at_ns: AtomicU64::new(0),
+            has_scrub: AtomicBool::new(false),
+            is_scrubbed: AtomicBool::new(false),
             punches,
             is_punched: AtomicBool::new(false),
             punch_at_ns: AtomicU64::new(0),

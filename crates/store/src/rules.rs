@@ -65,6 +65,10 @@ pub struct Rules {
     pub refers_to_saved: bool,
     /// A segment is given back only after a durable checkpoint knows it to be empty.
     pub punches_after_checkpoint: bool,
+    /// The places that a scrub reads are not used again meanwhile.
+    pub protects_scrubbed: bool,
+    /// A page with the number of a removed one was not visited by a scrub.
+    pub forgets_scrubbed: bool,
     /// The fewest adjoining blocks that are worth a seek.
     pub run_min: usize,
     /// The bits of fingerprints that count.
@@ -109,6 +113,8 @@ impl Default for Rules {
             keeps_relocated_shared: true,
             refers_to_saved: true,
             punches_after_checkpoint: true,
+            protects_scrubbed: true,
+            forgets_scrubbed: true,
             run_min: 64,
             fingerprint_bits: 56,
             walk_step: 64,

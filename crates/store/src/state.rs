@@ -20,6 +20,7 @@ use crate::pages::{Page, Pages, WORDS};
 use crate::record::CheckpointRecord;
 use crate::relocation::Relocation;
 use crate::rules::Rules;
+use crate::scrub::Scrubs;
 use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
 use crate::tree::{BLOCKS_MAX, ROOT_LEVEL};
@@ -132,6 +133,7 @@ pub(crate) struct State {
     /// The places that the next walk puts in the places of others.
     pub(crate) moves: HashMap<u64, u64>,
     pub(crate) relocation: Option<Relocation>,
+    pub(crate) scrubs: Scrubs,
     /// The places whose blocks are being relocated, and those to which they are copied.
     pub(crate) held: HashSet<u64>,
     /// The places to which blocks were relocated that no durable checkpoint has in use, and those
@@ -239,6 +241,7 @@ impl State {
             is_united: false,
             moves: HashMap::new(),
             relocation: None,
+            scrubs: Scrubs::default(),
             held: HashSet::new(),
             unsaved: HashSet::new(),
             saving: HashSet::new(),
@@ -282,7 +285,7 @@ impl State {
     /// The bytes of memory that the pool takes, about.
     pub(crate) fn memory(&self) -> u64 {
         let tables = self.space.memory() + self.pages.memory() + self.index.memory();
-        tables + self.contents.memory()
+        tables + self.contents.memory() + self.scrub_memory()
     }
 
     /// The most changed pages: those for which the next checkpoint has places.
@@ -523,6 +526,7 @@ impl State {
             || self.merge.is_some()
             || self.is_merge_wanted
             || self.relocation.is_some()
+            || self.is_scrubbing()
             || self.wants_union();
         is_wanted && self.failed.is_none()
     }

@@ -3,6 +3,7 @@
 //! A pool that a disk of the daemon uses is changed through the daemon; another one is opened by
 //! the command itself.
 
+mod check;
 mod copy;
 mod estimate;
 mod make;
@@ -13,14 +14,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_control::{Bytes, Client, PoolChange, PoolEntry, count};
-use fathom_store::{Backend, CheckReport, Pool, PoolOptions, check};
+use fathom_control::{Bytes, Client, PoolChange, PoolEntry, ScrubEntry, ScrubPhase};
+use fathom_store::{Backend, Pool, PoolOptions};
 use serde::Serialize;
 
 use crate::connection::ControlOptions;
 use crate::failure::{CommandResult, Failure};
-use crate::output::progress::Progress;
-use crate::output::sheet::Sheet;
 use crate::output::style::Style;
 use crate::output::table::{Table, TableColumn};
 use crate::output::text::clean;
@@ -57,8 +56,8 @@ Examples:
     Export(copy::ExportOptions),
     /// Read images, and say what a pool would save of them
     Estimate(estimate::EstimateOptions),
-    /// Check a pool that is not in use: its maps, and the content of each block
-    Check(PoolCheckOptions),
+    /// Check a pool: its maps, and the content of each block; also while it is used
+    Check(check::PoolCheckOptions),
 }
 
 /// A pool, and how to reach the daemon that may have it.
@@ -137,19 +136,6 @@ pub struct RenameOptions {
     name: String,
 }
 
-/// Options of `fathom store check`.
-#[derive(Debug, Args)]
-pub struct PoolCheckOptions {
-    /// The pool: a file or block device
-    #[arg(value_name = "POOL")]
-    pool: PathBuf,
-    /// Only the maps, not the content of each block
-    #[arg(long)]
-    maps_only: bool,
-    #[command(flatten)]
-    format: Format,
-}
-
 /// Carries out a command.
 pub fn run(command: &StoreCommand) -> CommandResult {
     match command {
@@ -182,7 +168,7 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         StoreCommand::Import(options) => copy::import(options),
         StoreCommand::Export(options) => copy::export(options),
         StoreCommand::Estimate(options) => estimate::run(options),
-        StoreCommand::Check(options) => run_check(options),
+        StoreCommand::Check(options) => check::run(options),
     }
 }
 
@@ -286,6 +272,9 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     if let Some(damage) = &pool.damage {
         text += &format!("problem: {}\n", clean(damage));
     }
+    if let Some(scrub) = &pool.scrub {
+        text += &verified(scrub);
+    }
     if let Some(warning) = &pool.warning {
         text += &format!("warning: {}\n", clean(warning));
     }
@@ -318,6 +307,25 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     text + &table.render(output::width(), style)
 }
 
+/// A line about the verification of a pool.
+fn verified(scrub: &ScrubEntry) -> String {
+    let found = match scrub.damage_count() {
+        0 => "nothing is damaged".to_owned(),
+        1 => "a block or page is damaged".to_owned(),
+        damaged => format!("{damaged} blocks and pages are damaged"),
+    };
+    let (done, total) = scrub.progress();
+    let share = (done as f64 / total.max(1) as f64 * 100.0).min(100.0);
+    match (scrub.phase, scrub.ended_s) {
+        (ScrubPhase::Running, _) => format!("being verified, {share:.0} %: {found}\n"),
+        (ScrubPhase::Complete, Some(ended_s)) => {
+            format!("verified {}: {found}\n", output::instant(ended_s))
+        }
+        (ScrubPhase::Complete, None) => format!("verified: {found}\n"),
+        _ => format!("not verified to the end, {share:.0} %: {found}\n"),
+    }
+}
+
 fn list(options: &PoolListOptions) -> CommandResult {
     let client = options.control.client();
     let Some(path) = &options.pool else {
@@ -332,73 +340,4 @@ fn list(options: &PoolListOptions) -> CommandResult {
         None => PoolEntry::of(path, &open_pool(path)?, |_| None),
     };
     show(&[entry], &options.format)
-}
-
-#[derive(Serialize)]
-struct Checked<'a> {
-    pool: &'a Path,
-    volumes: u64,
-    snapshots: u64,
-    map_pages: u64,
-    blocks: u64,
-    verified_blocks: u64,
-    unused_bytes: u64,
-    batches_after_checkpoint: u64,
-    problem_count: u64,
-    problems: &'a [String],
-}
-
-fn run_check(options: &PoolCheckOptions) -> CommandResult {
-    let path = &options.pool;
-    let device = open_device(path, true)?;
-    let mut progress =
-        Progress::new(path.display().to_string(), device.capacity()).silent(options.format.json);
-    let report = check(&device, !options.maps_only, |blocks| progress.update(blocks * 4096))
-        .map_err(|error| about(path, error))?;
-    drop(progress);
-    if options.format.json {
-        output::json(&Checked {
-            pool: path,
-            volumes: report.volumes,
-            snapshots: report.snapshots,
-            map_pages: report.map_pages,
-            blocks: report.blocks,
-            verified_blocks: report.verified_blocks,
-            unused_bytes: report.unused_places * 4096,
-            batches_after_checkpoint: report.recovered.batches,
-            problem_count: report.problem_count,
-            problems: &report.problems,
-        })?;
-    } else {
-        output::text_line(&sheet(&report).render(output::width(), Style::stdout()))?;
-        for problem in &report.problems {
-            output::text_line(&format!("problem: {}", clean(problem)))?;
-        }
-    }
-    if report.problem_count == 0 {
-        return Ok(());
-    }
-    let failure = Failure::new(format!("the pool has {}", count(report.problem_count, "problem")));
-    Err(failure.advise("restore what is named from a backup, or from an older snapshot"))
-}
-
-fn sheet(report: &CheckReport) -> Sheet {
-    let mut sheet = Sheet::default();
-    sheet.fact("volumes", report.volumes.to_string());
-    sheet.fact("snapshots", report.snapshots.to_string());
-    sheet.fact("pages of maps", report.map_pages.to_string());
-    sheet.fact("blocks", format!("{} ({})", report.blocks, Bytes(report.blocks * 4096)));
-    sheet.fact("verified", report.verified_blocks.to_string());
-    sheet.fact_if_any(
-        "since the last checkpoint",
-        match report.recovered.batches {
-            0 => String::new(),
-            batches => count(batches, "batch"),
-        },
-    );
-    if report.unused_places > 0 {
-        let unused = Bytes(report.unused_places * 4096);
-        sheet.fact("unused", format!("{unused}, until the next walk"));
-    }
-    sheet
 }

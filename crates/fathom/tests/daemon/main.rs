@@ -52,6 +52,7 @@ mod resets;
 mod rolled_back;
 mod rolling;
 mod schedule;
+mod scrubs;
 mod stop;
 mod store;
 mod stuck;

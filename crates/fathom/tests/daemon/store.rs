@@ -112,8 +112,7 @@ fn a_volume_has_one_disk_and_the_daemon_changes_the_pools_that_it_has() {
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "c").capacity(), 8 << 20);
     let listed = run(&folder, &["store", "list", "--json"]).unwrap();
     assert!(listed.contains("\"three\"") && listed.contains("\"disk\": \"c\""), "{listed}");
-    let unused = run(&folder, &["store", "check", "pool"]).unwrap_err();
-    assert!(unused.contains("in use"), "{unused}");
+    run(&folder, &["store", "check", "pool"]).unwrap();
     daemon.end();
 }
 

@@ -20,13 +20,14 @@ pub(crate) mod patterns;
 pub(crate) mod pools;
 pub(crate) mod processes;
 pub(crate) mod queries;
+pub(crate) mod scrubs;
 pub(crate) mod snapshots;
 
 use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 20] = [
+pub(crate) static FEATURES: [&dyn Feature; 21] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -41,6 +42,7 @@ pub(crate) static FEATURES: [&dyn Feature; 20] = [
     &moves::feature::DiskMoves,
     &pools::feature::VolumesOfPools,
     &snapshots::feature::RollingSnapshots,
+    &scrubs::feature::PoolScrubs,
     &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,

@@ -7,6 +7,7 @@ use crate::catalogue::PageId;
 use crate::entry::MapEntry;
 use crate::layout::BLOCK;
 use crate::pages::TableEntry;
+use crate::scrub::PageRead;
 use crate::walk::WalkRead;
 
 /// The bit that the numbers of own requests have, and those of guests do not.
@@ -82,6 +83,21 @@ pub(super) enum Purpose {
         first: u32,
         count: u32,
     },
+    /// A page for the scrub, perhaps for the second time.
+    ScrubPage {
+        read: PageRead,
+        is_again: bool,
+    },
+    /// Some blocks of the scrub's lot, from this one on.
+    ScrubBlocks {
+        first: usize,
+        count: usize,
+        is_again: bool,
+    },
+    /// Pages of the tables for the scrub.
+    ScrubTables {
+        is_again: bool,
+    },
     Flush,
     Checkpoint,
 }
@@ -130,6 +146,13 @@ impl Device {
         (request.operation, request.offset) = (Operation::Read, block * BLOCK);
         request.length = length;
         request.buffers.allocate(length as usize);
+        request
+    }
+
+    /// The same for work that no request waits for.
+    pub(super) fn read_in_background(&mut self, block: u64, count: usize) -> Box<Request> {
+        let mut request = self.read(block, count);
+        request.flags.background = true;
         request
     }
 

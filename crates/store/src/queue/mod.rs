@@ -5,7 +5,8 @@
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
 //! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint
-//!   table; `merge`: merges; `relocate`: relocations; `punch`: free segments are given back.
+//!   table; `merge`: merges; `relocate`: relocations; `punch`: free segments are given back;
+//!   `scrub`: all is verified.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -18,6 +19,7 @@ mod merge;
 mod punch;
 mod read;
 mod relocate;
+mod scrub;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,6 +44,7 @@ use draft::{Draft, references};
 use merge::Merging;
 use read::Read;
 use relocate::Relocating;
+use scrub::Scrubbing;
 use share::Sharing;
 
 /// After this time a change that waits is looked at again, in nanoseconds.
@@ -106,6 +109,7 @@ pub(crate) struct StoreQueue {
     is_scanning: bool,
     merging: Merging,
     relocating: Relocating,
+    scrubbing: Scrubbing,
     is_closed: bool,
 }
 
@@ -160,6 +164,7 @@ impl StoreQueue {
             is_scanning: false,
             merging: Merging::default(),
             relocating: Relocating::default(),
+            scrubbing: Scrubbing::default(),
             is_closed: false,
         }
     }
@@ -201,6 +206,7 @@ impl StoreQueue {
                 self.merge(context);
                 self.relocate(context);
                 self.punch(context);
+                self.scrub(context);
             }
             if !self.device.has_completed() {
                 break;
@@ -250,6 +256,15 @@ impl StoreQueue {
             }
             Purpose::Punch { first, count } => {
                 self.punched((first, count), request, outcome, context);
+            }
+            Purpose::ScrubPage { read, is_again } => {
+                self.scrub_page_read((read, is_again), request, outcome, context);
+            }
+            Purpose::ScrubBlocks { first, count, is_again } => {
+                self.scrub_blocks_read((first, count, is_again), request, outcome);
+            }
+            Purpose::ScrubTables { is_again } => {
+                self.scrub_tables_read(is_again, request, outcome, context);
             }
             Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
@@ -392,6 +407,7 @@ impl BackendQueue for StoreQueue {
             && !self.is_scanning
             && !self.merging.is_active()
             && !self.relocating.is_active()
+            && !self.scrubbing.is_active()
     }
 }
 
@@ -411,6 +427,7 @@ impl Drop for StoreQueue {
         self.leave_merge_undone();
         self.leave_relocation_undone(is_stuck);
         self.leave_punch_undone();
+        self.leave_scrub_undone(is_stuck);
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -429,6 +446,9 @@ impl Drop for StoreQueue {
                 | Purpose::MergeKept { .. }
                 | Purpose::Relocate { .. }
                 | Purpose::Punch { .. }
+                | Purpose::ScrubPage { .. }
+                | Purpose::ScrubBlocks { .. }
+                | Purpose::ScrubTables { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })

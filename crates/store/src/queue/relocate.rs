@@ -131,7 +131,7 @@ impl Relocating {
 impl StoreQueue {
     /// Notes that the pool is used.
     pub(super) fn note_use(&self, context: &BackendContext<'_>) {
-        if self.inner.relocates {
+        if self.inner.relocates || self.inner.has_scrub.load(Ordering::Relaxed) {
             self.inner.used_at_ns.store(context.now_ns(), Ordering::Relaxed);
         }
     }

@@ -10,7 +10,7 @@ use fathom_sim::{
     Harness, HarnessOptions, ModelDisk, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions,
 };
-use fathom_store::{Pool, PoolError, PoolOptions, Rules, check};
+use fathom_store::{Pool, PoolError, PoolOptions, Rules, ScrubOptions, ScrubState, check};
 
 use super::hints::WrongHints;
 use super::{blank_of, content, disk_under, fast};
@@ -74,6 +74,8 @@ pub struct StormOptions {
     pub crashes_recoveries: bool,
     /// The number of different contents of writes; 0 if all differ.
     pub contents: u64,
+    /// The pool is verified all the time.
+    pub scrubs: bool,
 }
 
 impl StormOptions {
@@ -92,7 +94,18 @@ impl StormOptions {
         let (has_faults, crashes_recoveries) = (false, false);
         let contents = if is_equal(kind) { 5 } else { 0 };
         let rules = if is_apart(kind) { Rules { run_min: 2, ..rules } } else { rules };
-        Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries, contents }
+        let scrubs = false;
+        Self {
+            kind,
+            rules,
+            sim,
+            steps,
+            has_faults,
+            cached_pages,
+            crashes_recoveries,
+            contents,
+            scrubs,
+        }
     }
 }
 
@@ -114,6 +127,7 @@ pub struct StormCounts {
     pub copied: u64,
     pub kept: u64,
     pub unique: u64,
+    pub scrubs: u64,
 }
 
 /// A volume that is used.
@@ -255,6 +269,9 @@ impl Storm {
                 head.in_flight = head.harness.step();
             }
             self.disturb();
+            if self.options.scrubs {
+                self.scrub();
+            }
         }
         self.lose_power();
         self.counts.failures +=
@@ -265,6 +282,26 @@ impl Storm {
             let found = content(self.pool.snapshot(&key.0, &key.1).expect("a snapshot"));
             assert!(found == *expected, "{key:?} differs");
         }
+    }
+
+    /// Begins a scrub if none is in progress. Nothing is damaged, so that none is found to be.
+    fn scrub(&mut self) {
+        let last = self.pool.scrub();
+        if let Some(report) = &last {
+            assert!(!report.is_damaged(), "{report:?}");
+            assert_eq!(report.mended_pages, 0, "{report:?}");
+            if report.state == ScrubState::Running {
+                if self.random.u8(..60) == 0 {
+                    self.pool.end_scrub(report.number);
+                }
+                return;
+            }
+            self.counts.scrubs += u64::from(report.state == ScrubState::Complete);
+        }
+        // One that was ended goes on, or not.
+        let is_ended = |report: &_| matches!(report, ScrubState::Ended);
+        let earlier = last.filter(|last| is_ended(&last.state) && self.random.bool());
+        self.pool.begin_scrub(ScrubOptions { maps_only: false, pause: 0 }, earlier);
     }
 
     fn disturb(&mut self) {

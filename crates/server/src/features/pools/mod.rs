@@ -34,11 +34,12 @@ impl Daemon {
         let disk_of = |volume: &str| {
             self.disk_of_volume(path, volume).map(|served| served.disk.name().to_owned())
         };
-        PoolEntry::of(path, pool, disk_of)
+        let scrub = self.scrub_of(path, pool);
+        PoolEntry { scrub, ..PoolEntry::of(path, pool, disk_of) }
     }
 
     /// The disk that has a volume of the pool at `path`.
-    fn disk_of_volume(&self, path: &Path, volume: &str) -> Option<Arc<Served>> {
+    pub(crate) fn disk_of_volume(&self, path: &Path, volume: &str) -> Option<Arc<Served>> {
         let has_it = |served: &Arc<Served>| {
             let live = served.live();
             let definition = &live.definition;
@@ -73,6 +74,7 @@ impl Daemon {
                     freeze,
                 })?;
             }
+            PoolChange::Check { maps_only } => self.check_pool(path, &pool, *maps_only),
             other => other.carry_out(&pool, time_s).map_err(refused)?,
         }
         Ok(PoolEntry { warning, ..self.pool(path, &pool) })
