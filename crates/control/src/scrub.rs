@@ -14,8 +14,8 @@ pub enum ScrubPhase {
     Complete,
     /// Somebody has ended it.
     Ended,
-    /// The pool was closed meanwhile, because the daemon or the last disk ended. One by rule goes on
-    /// when the pool is used again.
+    /// The pool was closed meanwhile, because the daemon or the last disk ended. One by rule goes
+    /// on when the pool is used again.
     Interrupted,
     /// The pool or its device fails.
     Failed,

@@ -54,7 +54,8 @@ impl ScrubRecord {
         replace_file(&path, &path.with_extension("new"), text.as_bytes(), false)
     }
 
-    /// Takes what is known of a scrub now. One of the maps alone does not say that blocks are sound.
+    /// Takes what is known of a scrub now. One of the maps alone does not say that blocks are
+    /// sound.
     pub(super) fn take(&mut self, entry: ScrubEntry) {
         if entry.phase == ScrubPhase::Complete && !entry.maps_only {
             (self.complete, self.latest) = (Some(entry), None);
@@ -68,8 +69,8 @@ impl ScrubRecord {
         self.latest.as_ref().or(self.complete.as_ref())
     }
 
-    /// The one that has found more damage: while a scrub is in progress, what the last one has found
-    /// counts.
+    /// The one that has found more damage: while a scrub is in progress, what the last one has
+    /// found counts.
     pub(super) fn worst(&self) -> Option<&ScrubEntry> {
         let both = self.complete.iter().chain(&self.latest);
         both.filter(|entry| entry.damage_count() > 0).max_by_key(|entry| entry.damage_count())
