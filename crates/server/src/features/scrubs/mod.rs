@@ -116,7 +116,11 @@ impl Daemon {
         let mut known = self.part::<Scrubs>().known.lock();
         if known.get(&path).is_none_or(|known| known.identity != identity) {
             let record = ScrubRecord::read(&self.records_folder(), &identity);
+            let is_damaged = record.worst().is_some();
             known.insert(path, Known { identity, record, begun_s: 0 });
+            if is_damaged {
+                self.wake_watch();
+            }
         }
     }
 
