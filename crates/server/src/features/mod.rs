@@ -16,6 +16,7 @@ pub(crate) mod monitor;
 pub(crate) mod moves;
 pub(crate) mod nbd;
 pub(crate) mod offload;
+pub(crate) mod pager;
 pub(crate) mod patterns;
 pub(crate) mod pools;
 pub(crate) mod processes;
@@ -26,7 +27,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 20] = [
+pub(crate) static FEATURES: [&dyn Feature; 21] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -38,6 +39,7 @@ pub(crate) static FEATURES: [&dyn Feature; 20] = [
     &processes::feature::GuestsProcesses,
     &patterns::feature::FilePatterns,
     &lifetimes::feature::ContentLifetimes,
+    &pager::feature::SwappedMemory,
     &moves::feature::DiskMoves,
     &pools::feature::VolumesOfPools,
     &snapshots::feature::RollingSnapshots,
