@@ -94,6 +94,11 @@ impl GuestPages {
         self.measure_after(1)
     }
 
+    /// The last count; `None` before the first one, and while one is being made.
+    pub fn last(&self) -> Option<Measured> {
+        self.measured.try_lock().and_then(|measured| *measured)
+    }
+
     /// Counts, unless the last count is younger than `times` what it took.
     fn measure_after(&self, times: u64) -> Measured {
         let mut measured = self.measured.lock();

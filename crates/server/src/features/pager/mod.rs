@@ -9,7 +9,7 @@ mod metrics;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
 use fathom_control::{ErrorBody, ErrorCode, PageEstimate, PagerDisk, PagerGuest, PagerReport};
@@ -24,6 +24,12 @@ use crate::daemon::{Daemon, Served};
 
 /// The interval between two checks of the pages of guests in use.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time that the counts of all guests of a report, and of a page of metrics, take. The guests
+/// that are left then have their last count.
+const REPORT_TIME_MAX: Duration = Duration::from_secs(4);
+/// See [`REPORT_TIME_MAX`].
+const SCRAPE_TIME_MAX: Duration = Duration::from_millis(200);
 
 /// The thread that checks pages.
 #[derive(Default)]
@@ -109,13 +115,29 @@ struct WatchedDisk {
 impl Daemon {
     /// The disks with the layer whose guests run.
     fn watched(&self) -> Vec<WatchedDisk> {
+        let deadline = Instant::now() + SCRAPE_TIME_MAX;
         let of_disk = |served: &Arc<Served>| {
             of(served)?;
-            let measured = pages_of(served)?.measure();
+            let pages = pages_of(served)?;
+            let is_over = Instant::now() >= deadline;
+            let measured = if is_over { pages.last()? } else { pages.measure() };
             let vm = served.live().definition.vm.clone();
             Some(WatchedDisk { name: served.disk.name().to_owned(), vm, measured })
         };
         self.served().iter().filter_map(of_disk).collect()
+    }
+
+    /// All disks, or those of the guests with this name or a disk of this name.
+    fn selected_disks(&self, selected: Option<&str>) -> Vec<Arc<Served>> {
+        let mut served = self.served();
+        let Some(name) = selected else { return served };
+        let is_named = |it: &Arc<Served>| it.disk.name() == name || it.live().definition.vm == name;
+        let named: Vec<Arc<GuestPages>> =
+            served.iter().filter(|it| is_named(it)).filter_map(|it| pages_of(it)).collect();
+        served.retain(|it| {
+            pages_of(it).is_some_and(|pages| named.iter().any(|it| Arc::ptr_eq(it, &pages)))
+        });
+        served
     }
 
     /// The memory of all guests that run, or of the one with this name or a disk of this name.
@@ -123,12 +145,13 @@ impl Daemon {
     /// # Errors
     /// When there is no such guest.
     fn pager(&self, selected: Option<&str>) -> Result<PagerReport, ErrorBody> {
+        let deadline = Instant::now() + REPORT_TIME_MAX;
         let mut found: Vec<(Arc<GuestPages>, PagerGuest)> = Vec::new();
-        for served in self.served() {
+        for served in self.selected_disks(selected) {
             let Some(pages) = pages_of(&served) else { continue };
             let place = found.iter().position(|(other, _)| Arc::ptr_eq(other, &pages));
             let place = place.unwrap_or_else(|| {
-                found.push((Arc::clone(&pages), of_guest(&pages)));
+                found.push((Arc::clone(&pages), of_guest(&pages, deadline)));
                 found.len() - 1
             });
             let guest = &mut found[place].1;
@@ -138,11 +161,7 @@ impl Daemon {
             guest.disks.push(served.disk.name().to_owned());
             guest.watched.extend(of(&served).map(|layer| of_disk(&served, &layer)));
         }
-        let is_selected = |guest: &PagerGuest| {
-            selected.is_none_or(|name| guest.vm == name || guest.disks.iter().any(|it| it == name))
-        };
-        let guests: Vec<PagerGuest> =
-            found.into_iter().map(|(_, guest)| guest).filter(is_selected).collect();
+        let guests: Vec<PagerGuest> = found.into_iter().map(|(_, guest)| guest).collect();
         if let Some(name) = selected.filter(|_| guests.is_empty()) {
             return Err(refusal(
                 ErrorCode::NotFound,
@@ -161,8 +180,17 @@ impl Daemon {
     }
 }
 
-fn of_guest(pages: &GuestPages) -> PagerGuest {
-    let Measured { found, at_ns, took_ns } = pages.measure_now();
+fn of_guest(pages: &GuestPages, deadline: Instant) -> PagerGuest {
+    let is_over = Instant::now() >= deadline;
+    let measured = if is_over { pages.last() } else { Some(pages.measure_now()) };
+    let Some(Measured { found, at_ns, took_ns }) = measured else {
+        return PagerGuest {
+            memory_bytes: pages.length(),
+            unknown: "the counts of other guests took too long: ask for this guest alone".into(),
+            share: pages.share(),
+            ..PagerGuest::default()
+        };
+    };
     PagerGuest {
         memory_bytes: pages.length(),
         resident_bytes: found.ok().map(|found| found.resident),
