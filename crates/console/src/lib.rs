@@ -13,6 +13,7 @@
 
 #[macro_use]
 mod output;
+mod pager;
 
 mod background;
 mod bench;
@@ -88,6 +89,8 @@ pub enum Command {
     Patterns(patterns::PatternsOptions),
     /// Show how long what guests write lives until it is overwritten or deleted
     Lifetimes(lifetimes::LifetimesOptions),
+    /// Show what the host has swapped out of guests' memory, and the I/O that it causes
+    Pager(pager::PagerOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Pools of the block store, and their volumes
@@ -152,6 +155,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Processes(options) => processes::run(options).map(done),
         Command::Patterns(options) => patterns::run(options).map(done),
         Command::Lifetimes(options) => lifetimes::run(options).map(done),
+        Command::Pager(options) => pager::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Store(command) => store::run(command).map(done),
         Command::Snapshot(command) => snapshot::run(command).map(done),

@@ -14,6 +14,7 @@
 //! | a ring | [`GuestMemory::hold`] | as long as the [`MemoryAccess`] lives |
 //! | the data of a request, for the kernel | [`GuestMemory::lend`] | until the [`Buffers`] are cleared |
 //! | introspection | [`GuestMemory::u64`], [`GuestMemory::window`] | never: it only looks |
+//! | what the host has swapped out | [`GuestMemory::residency`] | never: the kernel counts them |
 //!
 //! **Who may access a page now** is decided in one place: a memory can have a [`Pager`], from which
 //! every access takes a [`Lease`] on its range. Without one, which is the usual case, an access
@@ -44,6 +45,7 @@ mod pager;
 #[cfg(feature = "recording")]
 pub mod recording;
 mod region;
+mod residency;
 #[cfg(test)]
 mod tests;
 mod volatile;
@@ -56,4 +58,5 @@ pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;
 pub use pager::{Lease, Pager, Purpose};
 pub use region::{Region, Touched};
+pub use residency::{HostSwap, Residency, ResidencyError};
 pub use window::MemoryWindow;

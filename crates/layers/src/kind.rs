@@ -20,11 +20,12 @@ use crate::cache::{CacheHost, Caches};
 use crate::{GuestSlot, LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 10] = [
+pub const KINDS: [LayerKind; 11] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
     LayerKind::of::<crate::patterns::PatternsOptions>(),
     LayerKind::of::<crate::lifetimes::LifetimesOptions>(),
+    LayerKind::of::<crate::swap_watch::SwapWatchOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::limit::LimitOptions>(),

@@ -10,6 +10,7 @@
 //! | [`Tap`] | counts and measures requests, and emits events for requests and responses |
 //! | [`Patterns`] | recognises copies and encryption of files by their content |
 //! | [`Lifetimes`] | finds out how long what a guest writes lives |
+//! | [`SwapWatch`] | counts the I/O that is needless because the host swaps the guest's memory |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
@@ -49,6 +50,7 @@ pub mod patterns;
 mod room;
 mod schedule;
 mod slot;
+pub mod swap_watch;
 pub mod tap;
 pub mod wal;
 
@@ -72,6 +74,7 @@ pub use patterns::Patterns;
 pub use room::WaitForRoom;
 pub use schedule::{Schedule, ScheduleDevices, ScheduleOptions};
 pub use slot::GuestSlot;
+pub use swap_watch::SwapWatch;
 pub use tap::Tap;
 pub use wal::Wal;
 

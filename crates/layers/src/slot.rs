@@ -8,6 +8,8 @@ use fathom_insight::Waiters;
 use fathom_introspect::{DiskObject, Guest};
 use parking_lot::Mutex;
 
+use crate::swap_watch::GuestPages;
+
 /// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
 /// change with one load for each request.
 #[derive(Default)]
@@ -16,6 +18,9 @@ pub struct GuestSlot {
     generation: AtomicU64,
     guest: Mutex<Option<Arc<Guest>>>,
     object: Arc<DiskObject>,
+    /// Increases with each change of the pages.
+    pages_generation: AtomicU64,
+    pages: Mutex<Option<Arc<GuestPages>>>,
 }
 
 impl GuestSlot {
@@ -43,6 +48,33 @@ impl GuestSlot {
     /// The guest.
     pub fn guest(&self) -> Option<Arc<Guest>> {
         self.guest.lock().clone()
+    }
+
+    /// Replaces the pages of the guest's memory, which a disk has also while the memory is not
+    /// examined.
+    pub fn set_pages(&self, pages: Option<Arc<GuestPages>>) {
+        let mut place = self.pages.lock();
+        let before = std::mem::replace(&mut *place, pages);
+        self.pages_generation.fetch_add(1, Ordering::Release);
+        drop(place);
+        // As above.
+        drop(before);
+    }
+
+    /// The pages of the guest's memory; `None` if no guest is connected.
+    pub fn pages(&self) -> Option<Arc<GuestPages>> {
+        self.pages.lock().clone()
+    }
+
+    /// A number that differs after each change of the pages.
+    pub(crate) fn pages_generation(&self) -> u64 {
+        self.pages_generation.load(Ordering::Acquire)
+    }
+
+    /// The pages and their generation; `None` while another thread is changing them.
+    pub(crate) fn try_pages(&self) -> Option<(u64, Option<Arc<GuestPages>>)> {
+        let place = self.pages.try_lock()?;
+        Some((self.pages_generation(), place.clone()))
     }
 
     /// A number that differs after each change.

@@ -22,6 +22,7 @@ mod migration;
 mod moves;
 mod not_shared;
 mod offload;
+mod pager;
 mod patterns;
 mod pin;
 mod processes;

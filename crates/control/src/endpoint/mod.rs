@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 21] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 22] = [
     crate::disk::ENDPOINTS,
     crate::moving::ENDPOINTS,
     crate::log::ENDPOINTS,
@@ -35,6 +35,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 21] = [
     crate::processes::ENDPOINTS,
     crate::patterns::ENDPOINTS,
     crate::lifetimes::ENDPOINTS,
+    crate::pager::ENDPOINTS,
     crate::pool::ENDPOINTS,
     crate::flush::ENDPOINTS,
     crate::query::ENDPOINTS,

@@ -39,6 +39,7 @@ mod nbd_calls;
 mod neighbours;
 mod offload;
 mod overwrite;
+mod pager;
 mod parquet;
 mod patterns;
 mod pieces;

@@ -16,6 +16,7 @@ pub(crate) mod monitor;
 pub(crate) mod moves;
 pub(crate) mod nbd;
 pub(crate) mod offload;
+pub(crate) mod pager;
 pub(crate) mod patterns;
 pub(crate) mod pools;
 pub(crate) mod processes;
@@ -39,6 +40,7 @@ pub(crate) static FEATURES: [&dyn Feature; 21] = [
     &processes::feature::GuestsProcesses,
     &patterns::feature::FilePatterns,
     &lifetimes::feature::ContentLifetimes,
+    &pager::feature::SwappedMemory,
     &moves::feature::DiskMoves,
     &pools::feature::VolumesOfPools,
     &snapshots::feature::RollingSnapshots,

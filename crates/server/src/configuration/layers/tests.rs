@@ -34,6 +34,7 @@ fn a_layer_is_the_same_from_toml_json_and_flags() {
         "classify",
         "patterns",
         "lifetimes",
+        "swap-watch",
         "delay",
         "fault",
         "limit",

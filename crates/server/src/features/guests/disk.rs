@@ -26,6 +26,8 @@ struct State {
     wanted: bool,
     /// The connection whose rings run, and its memory.
     running: Option<(u64, GuestMemory)>,
+    /// The connection whose memory's pages are in the slot: also while its rings do not run.
+    connected: Option<u64>,
 }
 
 impl DiskGuest {
@@ -35,7 +37,7 @@ impl DiskGuest {
             introspection: Arc::clone(introspection),
             disk: disk.into(),
             slot: Arc::default(),
-            state: Mutex::new(State { wanted, running: None }),
+            state: Mutex::new(State { wanted, running: None, connected: None }),
         })
     }
 
@@ -79,6 +81,15 @@ impl DiskGuest {
         }
     }
 
+    /// The rings run with this memory.
+    fn run_with(&self, session: u64, memory: &GuestMemory) {
+        let mut state = self.state.lock();
+        state.running = Some((session, memory.clone()));
+        state.connected = Some(session);
+        self.slot.set_pages(Some(self.introspection.pages.of(memory)));
+        self.update_slot(&state);
+    }
+
     fn user(&self, session: u64) -> User {
         User { disk: Arc::clone(&self.disk), session }
     }
@@ -97,29 +108,30 @@ impl DiskGuest {
 
 impl GuestObserver for DiskGuest {
     fn started(&self, session: u64, memory: &GuestMemory) {
-        let mut state = self.state.lock();
-        state.running = Some((session, memory.clone()));
-        self.update_slot(&state);
-        drop(state);
+        self.run_with(session, memory);
         if let Some(guest) = self.slot.guest() {
             guest.restarted();
         }
     }
 
     fn moved(&self, session: u64, memory: &GuestMemory) {
-        let mut state = self.state.lock();
-        state.running = Some((session, memory.clone()));
-        self.update_slot(&state);
+        self.run_with(session, memory);
     }
 
     fn stopped(&self, _session: u64) {
         let mut state = self.state.lock();
         state.running = None;
-        // The guest itself is kept for its next start.
+        // The guest itself, and its pages, are kept for its next start.
         self.slot.set(None);
     }
 
     fn ended(&self, session: u64) {
+        let mut state = self.state.lock();
+        if state.connected == Some(session) {
+            state.connected = None;
+            self.slot.set_pages(None);
+        }
+        drop(state);
         self.introspection.detach(|user| *user == self.user(session));
     }
 }

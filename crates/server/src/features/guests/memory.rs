@@ -1,7 +1,12 @@
-//! The identity of a guest's memory.
+//! The identity of a guest's memory, and its pages, which disks of one guest share.
+
+use std::hash::BuildHasher;
+use std::sync::{Arc, Weak};
 
 use fathom_guest_memory::{GuestMemory, Region};
 use fathom_intercept::MemoryFile;
+use fathom_layers::swap_watch::GuestPages;
+use parking_lot::Mutex;
 
 /// The identity of a guest's memory: the same files at the same places.
 pub(super) type Identity = Vec<RegionIdentity>;
@@ -35,6 +40,27 @@ pub(super) fn identity(memory: &GuestMemory) -> Identity {
         }
     };
     memory.regions().iter().map(of_region).collect()
+}
+
+/// The pages of the guests that run.
+#[derive(Default)]
+pub(super) struct PagesOfGuests(Mutex<Vec<(Identity, Weak<GuestPages>)>>);
+
+impl PagesOfGuests {
+    /// The pages of a memory: the same for each disk of the guest.
+    pub(super) fn of(&self, memory: &GuestMemory) -> Arc<GuestPages> {
+        let identity = identity(memory);
+        let mut all = self.0.lock();
+        all.retain(|(_, pages)| pages.strong_count() > 0);
+        let found = all.iter().find(|(other, _)| *other == identity);
+        if let Some(pages) = found.and_then(|(_, pages)| pages.upgrade()) {
+            return pages;
+        }
+        let seed = std::hash::RandomState::new().hash_one(0_u64);
+        let pages = Arc::new(GuestPages::new(memory.clone(), seed));
+        all.push((identity, Arc::downgrade(&pages)));
+        pages
+    }
 }
 
 /// Whether two tables are those of one guest before and after memory was added or removed: one

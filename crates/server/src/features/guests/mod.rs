@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 
 pub(crate) use disk::DiskGuest;
 
-use memory::{Identity, identity, is_changed};
+use memory::{Identity, PagesOfGuests, identity, is_changed};
 
 /// A user of a guest: a connection of a disk's VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,7 @@ struct User {
 /// All guests of the daemon.
 pub(crate) struct Introspection {
     names: Arc<Names>,
+    pages: PagesOfGuests,
     groups_max: usize,
     shared: Arc<Shared>,
 }
@@ -96,7 +97,12 @@ impl Introspection {
     /// No guests and no thread yet. Metrics distinguish up to `groups_max` control groups of a
     /// disk.
     pub(crate) fn new(groups_max: usize) -> Arc<Self> {
-        Arc::new(Self { names: Arc::default(), groups_max, shared: Arc::default() })
+        Arc::new(Self {
+            names: Arc::default(),
+            pages: PagesOfGuests::default(),
+            groups_max,
+            shared: Arc::default(),
+        })
     }
 
     /// Sets the function that is called when a guest's kernel has been found. Only the first call

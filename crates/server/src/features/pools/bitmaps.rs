@@ -12,7 +12,7 @@ use crate::stores::pools::Pools;
 
 /// The layers that pass on each change before it completes. Others may hold changes back, so that
 /// the map of the volume does not have them.
-const PASSING: [&str; 12] = [
+const PASSING: [&str; 13] = [
     "cache",
     "classify",
     "delay",
@@ -23,6 +23,7 @@ const PASSING: [&str; 12] = [
     "passthrough",
     "patterns",
     "schedule",
+    "swap-watch",
     "tap",
     "wait-for-room",
 ];

@@ -1,0 +1,202 @@
+//! `fathom pager`: what the host has swapped out of guests' memory, and the needless I/O.
+
+use clap::Args;
+use fathom_control::{Bytes, PageEstimate, PagerDisk, PagerGuest, PagerReport};
+
+use crate::connection::ControlOptions;
+use crate::failure::CommandResult;
+use crate::output::style::Style;
+use crate::output::table::{Table, TableColumn};
+use crate::output::text::clean;
+use crate::output::{self, Format};
+
+/// Options of `fathom pager`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+RESIDENT is what is in the host's memory, and SWAPPED what the host has swapped out; a dash is what is not
+known. The disks are those with the layer `swap-watch`, since they have it:
+  STALE READS  swapped pages that came in only to be overwritten by a read of the disk
+  DOUBLE       swapped pages that came in only to be written to the disk
+  SILENT       of the pages that were equal to a block of the disk and were swapped out, those that came
+               back unchanged: at least so much was written to swap for nothing
+  REREAD       blocks that were read again while the page that had them was swapped out: at most so much
+SILENT and REREAD are estimates from a sample; behind ± is their standard error.
+
+Examples:
+  fathom disk layer web swap-watch       count the needless I/O of a disk from now on
+  fathom pager                           all guests on vhost-user disks
+  fathom pager web
+  fathom pager --json | jq '.guests[] | {vm, resident_bytes, swapped_bytes}'
+
+Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.")]
+pub struct PagerOptions {
+    /// The guest: the name of its machine or of one of its disks; all by default
+    #[arg(value_name = "GUEST")]
+    guest: Option<String>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Carries out the command.
+pub fn run(options: &PagerOptions) -> CommandResult {
+    let report = options.control.client().pager(options.guest.as_deref())?;
+    if options.format.json {
+        return output::json(&report);
+    }
+    if report.guests.is_empty() {
+        return output::text_line("No guest runs on a vhost-user disk.");
+    }
+    output::text_line(&text(&report, output::width(), Style::stdout()))
+}
+
+/// The name of a guest for display: its machine's name, or its disks' names.
+fn name(guest: &PagerGuest) -> String {
+    clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
+}
+
+fn text(report: &PagerReport, width: Option<usize>, style: Style) -> String {
+    let mut parts = vec![swap_of_host(report), memory(report).render(width, style)];
+    let disks: Vec<&PagerDisk> = report.guests.iter().flat_map(|guest| &guest.watched).collect();
+    if !disks.is_empty() {
+        parts.push(needless(&disks).render(width, style));
+    }
+    let notes: Vec<String> = report.guests.iter().filter_map(note).collect();
+    if !notes.is_empty() {
+        parts.push(notes.join("\n"));
+    }
+    parts.join("\n\n")
+}
+
+fn swap_of_host(report: &PagerReport) -> String {
+    match (report.host_swap_bytes, report.host_swap_used_bytes) {
+        (0, _) => "The host has no swap space.".to_owned(),
+        (total, used) => {
+            format!("Swap space of the host: {} of {} used", Bytes(used), Bytes(total))
+        }
+    }
+}
+
+fn memory(report: &PagerReport) -> Table {
+    let mut table = Table::new([
+        TableColumn::text("GUEST").flexible(),
+        TableColumn::text("DISKS").flexible().importance(1),
+        TableColumn::number("MEMORY").importance(2),
+        TableColumn::number("RESIDENT"),
+        TableColumn::number("SWAPPED"),
+        TableColumn::number("COUNTED IN").importance(0),
+    ]);
+    let bytes = |value: Option<u64>| value.map_or_else(|| "-".into(), |it| Bytes(it).to_string());
+    for guest in &report.guests {
+        table.row([
+            name(guest),
+            clean(&guest.disks.join(", ")),
+            Bytes(guest.memory_bytes).to_string(),
+            bytes(guest.resident_bytes),
+            bytes(guest.swapped_bytes),
+            format!("{:.1} ms", guest.count_ns as f64 / 1e6),
+        ]);
+    }
+    table
+}
+
+fn needless(disks: &[&PagerDisk]) -> Table {
+    let mut table = Table::new([
+        TableColumn::text("DISK").flexible(),
+        TableColumn::number("STALE READS"),
+        TableColumn::number("DOUBLE"),
+        TableColumn::number("SILENT").importance(2),
+        TableColumn::number("OF").importance(1),
+        TableColumn::number("REREAD").importance(0),
+    ]);
+    for disk in disks {
+        table.row([
+            clean(&disk.disk),
+            Bytes(disk.stale_read_bytes).to_string(),
+            Bytes(disk.double_paging_bytes).to_string(),
+            estimate(disk.silent_writes),
+            estimate(disk.swapped_out),
+            estimate(disk.rereads),
+        ]);
+    }
+    table
+}
+
+/// An estimate with its standard error.
+fn estimate(of: PageEstimate) -> String {
+    match of.sampled_pages {
+        0 => "0".to_owned(),
+        pages => format!("{} ±{:.0}%", Bytes(of.bytes), 100.0 / (pages as f64).sqrt()),
+    }
+}
+
+/// What is missing of a guest, and how to get it.
+fn note(guest: &PagerGuest) -> Option<String> {
+    if !guest.unknown.is_empty() {
+        return Some(format!(
+            "{}: what is swapped out is not known: {}",
+            name(guest),
+            guest.unknown
+        ));
+    }
+    let disk = guest.disks.first().filter(|_| guest.watched.is_empty())?;
+    guest.swapped_bytes.filter(|bytes| *bytes > 0)?;
+    Some(format!(
+        "{}: `fathom disk layer {} swap-watch` counts the needless I/O",
+        name(guest),
+        clean(disk)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(vm: &str, swapped: Option<u64>) -> PagerGuest {
+        PagerGuest {
+            vm: vm.into(),
+            disks: vec!["root\u{1b}[2J".into(), "data".into()],
+            memory_bytes: 4 << 30,
+            resident_bytes: swapped.map(|_| 1 << 30),
+            swapped_bytes: swapped,
+            ..PagerGuest::default()
+        }
+    }
+
+    #[test]
+    fn the_report_fits_a_terminal_and_says_what_is_not_known() {
+        let mut watched = guest("", Some(3 << 20));
+        let sample = |sampled_pages, bytes| PageEstimate { sampled_pages, bytes };
+        watched.watched.push(PagerDisk {
+            disk: "data".into(),
+            stale_read_bytes: 5 << 20,
+            double_paging_bytes: 7 << 20,
+            silent_writes: sample(100, 11 << 20),
+            swapped_out: sample(400, 13 << 20),
+            ..PagerDisk::default()
+        });
+        let mut old = guest("old", None);
+        old.unknown = "the host's kernel is older than Linux 6.5".into();
+        let guests = vec![watched, old, guest("other", Some(4096)), guest("idle", Some(0))];
+        let report = PagerReport {
+            host_swap_bytes: 8 << 30,
+            host_swap_used_bytes: 1 << 30,
+            guests,
+            ..PagerReport::default()
+        };
+        let text = text(&report, Some(80), Style::PLAIN);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert!(!text.contains('\u{1b}'), "{text}");
+        for part in ["±10%", "±5%", "old: what is swapped out is not known", "other: `fathom disk"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("idle: "), "{text}");
+        let row = text.lines().find(|line| line.starts_with("data")).unwrap();
+        assert!(row.contains('5') && row.contains('7') && row.trim_end().ends_with('0'), "{text}");
+        assert!(swap_of_host(&PagerReport::default()).contains("no swap space"));
+    }
+}

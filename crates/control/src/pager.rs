@@ -1,0 +1,117 @@
+//! What the host's kernel has swapped out of guests' memory.
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
+
+/// What is swapped out of guests' memory, and the I/O that it makes needless.
+pub const PAGER: Endpoint<Blocking, (), PagerQuery, (), PagerReport> = Endpoint::get(
+    "/v1/pager",
+    "the [memory of guests](#pager) that the host has swapped out, of all guests on vhost-user disks or of one, and the needless I/O of their disks with the layer `swap-watch`",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&PAGER];
+
+/// Whose memory is reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PagerQuery {
+    /// Only the guest with this name, or with a disk of this name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+}
+
+impl Query for PagerQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("guest", "NAME")];
+}
+
+/// What is swapped out of guests' memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PagerReport {
+    /// The time of the report, by the host's monotonic clock, in nanoseconds.
+    pub time_ns: u64,
+    /// The time of the report, in nanoseconds since 1970.
+    pub unix_time_ns: u64,
+    /// The swap space of the host, in bytes.
+    pub host_swap_bytes: u64,
+    /// What is used of it, by anybody.
+    pub host_swap_used_bytes: u64,
+    /// The guests on vhost-user disks.
+    pub guests: Vec<PagerGuest>,
+}
+
+/// The memory of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PagerGuest {
+    /// Its virtual machine; may be empty.
+    pub vm: String,
+    /// Its disks that run, by name.
+    pub disks: Vec<String>,
+    /// The size of its memory, in bytes.
+    pub memory_bytes: u64,
+    /// What is in the host's memory; `None` if that is not known.
+    pub resident_bytes: Option<u64>,
+    /// What the host has swapped out; `None` if that is not known.
+    pub swapped_bytes: Option<u64>,
+    /// Why it is not known; empty if it is.
+    pub unknown: String,
+    /// When the pages were counted, by the host's monotonic clock, in nanoseconds.
+    pub counted_ns: u64,
+    /// How long the count took, in nanoseconds.
+    pub count_ns: u64,
+    /// The share of the guest's pages that are in the sample of the estimates, from 0 to 1.
+    pub share: f64,
+    /// Its disks with the layer `swap-watch`, by name.
+    pub watched: Vec<PagerDisk>,
+}
+
+/// The needless I/O of a disk since it has the layer `swap-watch`. All bytes are whole pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PagerDisk {
+    /// The disk.
+    pub disk: String,
+    /// The requests whose pages were looked up, because pages of the guest were swapped out.
+    pub examined_requests: u64,
+    /// The reads into whole pages that were swapped out.
+    pub stale_read_requests: u64,
+    /// These pages, which came in only to be overwritten.
+    pub stale_read_bytes: u64,
+    /// The writes from pages that were swapped out.
+    pub double_paging_requests: u64,
+    /// These pages, which came in only to be written to the disk.
+    pub double_paging_bytes: u64,
+    /// The pages with the content of a block of the disk that were swapped out.
+    pub swapped_out: PageEstimate,
+    /// Those that came back with the content of the block: they were written to swap for nothing.
+    pub silent_writes: PageEstimate,
+    /// Those that came back with another content.
+    pub changed: PageEstimate,
+    /// The blocks that were read again while the page that had them was swapped out.
+    pub rereads: PageEstimate,
+}
+
+/// A number that is estimated from a sample of the guest's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PageEstimate {
+    /// The pages of the sample. The standard error of the estimate is the bytes divided by the
+    /// root of this number.
+    pub sampled_pages: u64,
+    /// The bytes for which they stand.
+    pub bytes: u64,
+}
+
+impl Client {
+    /// What is swapped out of the memory of all guests, or of the guest with this name or disk.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such guest.
+    pub fn pager(&self, guest: Option<&str>) -> Result<PagerReport, ClientError> {
+        let query = PagerQuery { guest: guest.map(str::to_owned) };
+        self.ask(&PAGER, &(), &query, &())
+    }
+}
