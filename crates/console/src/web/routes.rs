@@ -44,7 +44,7 @@ const USAGE_PAUSE: Duration = Duration::from_secs(2);
 /// The most lines of usage.
 const LINES_MAX: usize = 200;
 /// What may be read of the control interface: the first parts of the paths.
-const READABLE: [&str; 17] = [
+const READABLE: [&str; 18] = [
     "background",
     "caches",
     "configuration",
@@ -56,6 +56,7 @@ const READABLE: [&str; 17] = [
     "guests",
     "lifetimes",
     "offload",
+    "pager",
     "patterns",
     "processes",
     "queries",
