@@ -28,7 +28,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 21] = [
+pub(crate) static FEATURES: [&dyn Feature; 22] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
