@@ -83,9 +83,10 @@ fn run(daemon: &Weak<Daemon>) {
             }
         }
         drop(daemon);
-        guests.iter().for_each(|pages| pages.check());
         // The thread must not keep guests' memory while it sleeps.
-        drop(guests);
+        for pages in guests {
+            pages.check();
+        }
         if is_in_use {
             thread::park_timeout(INTERVAL);
         } else {
