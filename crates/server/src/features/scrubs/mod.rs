@@ -164,20 +164,24 @@ impl Daemon {
 
     /// Notes how far a scrub has come, and writes that down if it `is_saved`.
     fn note_scrub(&self, path: &Path, report: &ScrubReport, is_saved: bool) {
-        let mut all = self.part::<Scrubs>().known.lock();
-        let Some(known) = all.get_mut(path) else { return };
-        let mut entry = ScrubEntry { begun_s: known.begun_s, ..ScrubEntry::of(report) };
+        let known = &self.part::<Scrubs>().known;
+        let Some(Known { identity, mut record, begun_s }) = known.lock().get(path).cloned() else {
+            return;
+        };
+        let mut entry = ScrubEntry { begun_s, ..ScrubEntry::of(report) };
         let has_ended = entry.phase != ScrubPhase::Running;
         entry.ended_s = has_ended.then(now_s);
-        let before = known.record.worst().map(ScrubEntry::damage_count);
-        known.record.take(entry);
-        let is_other = known.record.worst().map(ScrubEntry::damage_count) != before;
-        let (record, identity) = (known.record.clone(), known.identity.clone());
-        drop(all);
+        let before = record.worst().map(ScrubEntry::damage_count);
+        record.take(entry);
+        let is_other = record.worst().map(ScrubEntry::damage_count) != before;
         if is_saved || has_ended || is_other {
             if let Err(error) = record.write(&self.records_folder(), &identity) {
                 tracing::warn!(%error, "what the verification of a pool has found is not recorded");
             }
+        }
+        // What is known is on record: a later daemon knows it as well.
+        if let Some(known) = known.lock().get_mut(path) {
+            known.record = record;
         }
         if is_other {
             self.problem_waker()();
