@@ -230,12 +230,9 @@ async fn accept(source: Source, tls: Option<Tls>, ready: mpsc::Sender<Connection
                 listener.accept().await.map(|(stream, _)| Box::new(stream) as Box<dyn Stream>)
             }
         };
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(_) => {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
+        let Ok(stream) = accepted else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
         };
         let (tls, ready) = (tls.clone(), ready.clone());
         tokio::spawn(async move {

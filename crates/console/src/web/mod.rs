@@ -158,7 +158,7 @@ fn new_token() -> CommandResult<String> {
     let mut bytes = [0; 16];
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(|error| Failure::io("read", path, &error))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 /// Carries out the command.

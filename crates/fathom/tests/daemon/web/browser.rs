@@ -27,7 +27,7 @@ pub fn exchange(address: &str, head: &str, body: &str) -> std::io::Result<Answer
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     // The driver may keep the connection open, so that the length decides.
-    let mut piece = [0; 65536];
+    let mut piece = [0; 4096];
     loop {
         let text = String::from_utf8_lossy(&answer);
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
@@ -74,7 +74,7 @@ impl Browser {
             .unwrap();
         let profile = tempfile::tempdir().unwrap();
         let address = format!("127.0.0.1:{port}");
-        let mut browser = Self { driver, address, session: String::new(), profile: profile };
+        let mut browser = Self { driver, address, session: String::new(), profile };
         let begun = Instant::now();
         while TcpStream::connect(&browser.address).is_err() {
             assert!(begun.elapsed() < PATIENCE, "the driver does not listen");
@@ -99,7 +99,7 @@ impl Browser {
             "browserName": "chrome", "goog:chromeOptions": options,
             "goog:loggingPrefs": { "browser": "ALL" } } } });
         let made = browser.send("POST", "/session", Some(&wanted));
-        browser.session = made["sessionId"].as_str().expect("a session").to_owned();
+        made["sessionId"].as_str().expect("a session").clone_into(&mut browser.session);
         Some(browser)
     }
 

@@ -4,7 +4,8 @@
 mod browser;
 mod many;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -139,7 +140,6 @@ fn other_hosts_are_served_with_tls_alone_and_a_socket_is_its_owner_s() {
         .stderr(Stdio::null())
         .spawn();
     let mut client = curl.unwrap();
-    use std::io::Write as _;
     let request = format!("GET / HTTP/1.1\r\nHost: {url}\r\nConnection: close\r\n\r\n");
     client.stdin.as_mut().unwrap().write_all(request.as_bytes()).unwrap();
     let mut line = String::new();
@@ -148,7 +148,6 @@ fn other_hosts_are_served_with_tls_alone_and_a_socket_is_its_owner_s() {
     let _ = client.kill();
     let _ = client.wait();
     let page = Page::start(&folder, &["--listen", "unix:web.sock", "--control", "control.sock"]);
-    use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::metadata(folder.join("web.sock")).unwrap().permissions().mode();
     assert_eq!((mode & 0o777, &*page.invitation), (0o600, "unix:web.sock"));
     drop(page);
