@@ -1,6 +1,6 @@
 //! The verification of pools in use: how far it has come, and what it has found.
 
-use fathom_store::{Damage, DamageKind, ScrubPosition, ScrubReport, ScrubState};
+use fathom_store::{DamageKind, FoundDamage, ScrubPosition, ScrubReport, ScrubState};
 use serde::{Deserialize, Serialize};
 
 /// How the verification of a pool goes on.
@@ -171,7 +171,7 @@ impl ScrubEntry {
 }
 
 impl DamagedPart {
-    fn of(damage: &Damage) -> Self {
+    fn of(damage: &FoundDamage) -> Self {
         let kind = match damage.kind {
             DamageKind::Content => DamageOf::Content,
             DamageKind::Unreadable => DamageOf::Unreadable,
@@ -189,14 +189,14 @@ impl DamagedPart {
         }
     }
 
-    fn to_damage(&self) -> Damage {
+    fn to_damage(&self) -> FoundDamage {
         let kind = match self.kind {
             DamageOf::Content | DamageOf::Unknown => DamageKind::Content,
             DamageOf::Unreadable => DamageKind::Unreadable,
             DamageOf::Map => DamageKind::Map,
             DamageOf::Changes => DamageKind::Changes,
         };
-        Damage {
+        FoundDamage {
             volume: self.volume.clone(),
             snapshot: self.snapshot.clone(),
             offset: self.offset,

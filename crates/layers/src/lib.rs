@@ -38,6 +38,7 @@ mod change_notes;
 pub mod classify;
 mod delay;
 mod fault;
+pub mod guest_pages;
 mod kind;
 pub mod lifetimes;
 mod limit;

@@ -8,7 +8,7 @@ use fathom_insight::Waiters;
 use fathom_introspect::{DiskObject, Guest};
 use parking_lot::Mutex;
 
-use crate::swap_watch::GuestPages;
+use crate::guest_pages::GuestPages;
 
 /// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
 /// change with one load for each request.

@@ -90,7 +90,7 @@ pub use recover::Recovered;
 #[doc(hidden)]
 pub use rules::Rules;
 pub use scrub::{
-    DAMAGES_MAX, Damage, DamageKind, ScrubOptions, ScrubPosition, ScrubReport, ScrubState,
+    DAMAGES_MAX, DamageKind, FoundDamage, ScrubOptions, ScrubPosition, ScrubReport, ScrubState,
 };
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;

@@ -10,7 +10,8 @@ use fathom_sim::{
     WorkloadOptions, each_seed,
 };
 use fathom_store::{
-    Damage, DamageKind, Pool, PoolError, PoolOptions, Rules, ScrubOptions, ScrubReport, ScrubState,
+    DamageKind, FoundDamage, Pool, PoolError, PoolOptions, Rules, ScrubOptions, ScrubReport,
+    ScrubState,
 };
 
 mod support;
@@ -138,7 +139,7 @@ fn damage(device: &SimBackend, contents: &[Vec<u8>]) {
 
 /// The blocks that a report names.
 fn named(report: &ScrubReport) -> BTreeSet<u64> {
-    let blocks = |damage: &Damage| {
+    let blocks = |damage: &FoundDamage| {
         assert_eq!(damage.kind, DamageKind::Content);
         damage.offset / 4096..(damage.offset + damage.length) / 4096
     };

@@ -20,7 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 const CONNECTIONS_MAX: usize = 256;
 /// The longest time of a handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a connection may be silent in both directions. What goes on sends something each second.
+/// How long a connection may be silent in both directions. What goes on sends something each
+/// second.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// The pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -2,9 +2,9 @@
 //!
 //! Read [`SwapWatchOptions`] first. The layer observes. Before a request is served, it asks the
 //! host's kernel which of the request's pages are swapped out ([`GuestPages`]): a read of the disk
-//! into such pages brings content in that is then overwritten, and a write brings content in that is
-//! then written a second time. While nothing of the guest is swapped out, a request does not ask:
-//! somebody calls [`GuestPages::check`] about once a second.
+//! into such pages brings content in that is then overwritten, and a write brings content in that
+//! is then written a second time. While nothing of the guest is swapped out, a request does not
+//! ask: somebody calls [`GuestPages::check`] about once a second.
 //!
 //! A sample of the pages that had the content of a block is followed (`sample`): whether they are
 //! swapped out, and whether they still have that content when they are back. The layer never brings
@@ -13,8 +13,6 @@
 //! The talk, *Tesseract: Reconciling Guest I/O and Hypervisor Swapping in a VM* (Arya, Baskakov,
 //! Garthwaite), has the kinds of needless I/O.
 
-mod pages;
-mod sample;
 #[cfg(test)]
 mod tests;
 
@@ -31,11 +29,10 @@ use fathom_failure::Failure;
 use fathom_options::Key;
 use serde::{Deserialize, Serialize};
 
-pub use pages::{GuestPages, Measured};
-
 use crate::GuestSlot;
+use crate::guest_pages::GuestPages;
+use crate::guest_pages::sample::{self, Block, DiskCounts, PAGE};
 use crate::kind::{LayerContext, LayerOptions, Rank};
-use sample::{Block, DiskCounts, PAGE};
 
 /// The time after the last request in which pages are checked, in nanoseconds.
 const ACTIVE_NS: u64 = 10_000_000_000;

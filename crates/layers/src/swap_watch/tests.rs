@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
 use super::{Span, find_spans};
+use crate::guest_pages::sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
 
 const WEIGHT: u64 = 8 * PAGE;
 

@@ -111,7 +111,7 @@ impl Pools {
             let model = models.make(model, device.capacity())?;
             device = Arc::new(Modelled::new(device, model));
         }
-        // Relocations find no end in a pool that is nearly full.
+        // Relocations were tried on modelled devices only.
         let options = PoolOptions { relocates: Some(false), ..self.options };
         let pool = Pool::open(device, options)?;
         attendance.attend(&pool);

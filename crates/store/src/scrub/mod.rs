@@ -37,7 +37,7 @@ use crate::tree::{ROOT_LEVEL, index, span};
 pub(crate) use control::Scrubs;
 pub(crate) use marks::PageMarks;
 pub use report::{
-    DAMAGES_MAX, Damage, DamageKind, ScrubOptions, ScrubPosition, ScrubReport, ScrubState,
+    DAMAGES_MAX, DamageKind, FoundDamage, ScrubOptions, ScrubPosition, ScrubReport, ScrubState,
 };
 pub(crate) use tables::TableRead;
 
@@ -474,7 +474,7 @@ impl Scrub {
         let size =
             branch.and_then(|id| catalogue.branch(id)).map_or(VOLUME_SIZE_MAX, |(_, size)| size);
         let offset = first * BLOCK;
-        self.report.note(Damage {
+        self.report.note(FoundDamage {
             volume: volume.map(|volume| volume.name.clone()),
             snapshot: snapshot.map(|snapshot| snapshot.name.clone()),
             offset,

@@ -40,7 +40,7 @@ pub enum DamageKind {
 /// A part of a volume or a snapshot that is damaged. Others that share its blocks have the same
 /// damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
+pub struct FoundDamage {
     /// The volume; `None` if it was deleted, and snapshots of it exist.
     pub volume: Option<String>,
     /// The snapshot; `None` if it is the volume itself.
@@ -99,7 +99,7 @@ pub struct ScrubReport {
     /// The damaged pages of maps and of change sets.
     pub damaged_pages: u64,
     /// The first damaged parts.
-    pub damages: Vec<Damage>,
+    pub damages: Vec<FoundDamage>,
 }
 
 impl ScrubReport {
@@ -109,14 +109,14 @@ impl ScrubReport {
     }
 
     /// Notes a damaged part. It becomes one with the part before if they adjoin.
-    pub(super) fn note(&mut self, damage: Damage) {
+    pub(super) fn note(&mut self, damage: FoundDamage) {
         match damage.kind {
             DamageKind::Map | DamageKind::Changes => self.damaged_pages += 1,
             DamageKind::Content | DamageKind::Unreadable => {
                 self.damaged_blocks += damage.length / BLOCK;
             }
         }
-        let adjoins = |last: &&mut Damage| {
+        let adjoins = |last: &&mut FoundDamage| {
             (&last.volume, &last.snapshot, last.kind)
                 == (&damage.volume, &damage.snapshot, damage.kind)
                 && last.offset + last.length == damage.offset

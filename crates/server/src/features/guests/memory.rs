@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use fathom_guest_memory::{GuestMemory, Region};
 use fathom_intercept::MemoryFile;
-use fathom_layers::swap_watch::GuestPages;
+use fathom_layers::guest_pages::GuestPages;
 use parking_lot::Mutex;
 
 /// The identity of a guest's memory: the same files at the same places.

@@ -15,7 +15,8 @@ use fathom_block::Clock;
 use fathom_control::{ErrorBody, ErrorCode, PageEstimate, PagerDisk, PagerGuest, PagerReport};
 use fathom_guest_memory::HostSwap;
 use fathom_layers::SwapWatch;
-use fathom_layers::swap_watch::{GuestPages, Measured, SampleCount};
+use fathom_layers::guest_pages::{GuestPages, Measured};
+use fathom_layers::swap_watch::SampleCount;
 
 use super::guests::DiskGuest;
 use crate::daemon::stack::refusal;

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// The unit of memory and of blocks, in bytes.
-pub(super) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// The counters of the filter of blocks.
 const FILTER: usize = 1 << 16;
 
 /// What is counted of a disk. Counts only grow.
 #[derive(Debug, Default)]
-pub(super) struct DiskCounts {
+pub(crate) struct DiskCounts {
     /// Requests whose pages were looked up in the kernel's index.
     pub examined: AtomicU64,
     pub stale_requests: AtomicU64,
@@ -42,7 +42,7 @@ pub(super) struct DiskCounts {
 
 /// A number of events of the sample, and the bytes for which they stand.
 #[derive(Debug, Default)]
-pub(super) struct Estimate {
+pub(crate) struct Estimate {
     pub pages: AtomicU64,
     pub bytes: AtomicU64,
 }
@@ -55,7 +55,7 @@ impl Estimate {
 }
 
 /// A block of a disk that a page has.
-pub(super) struct Block {
+pub(crate) struct Block {
     pub disk: Arc<DiskCounts>,
     /// Its offset in the disk, in bytes.
     pub offset: u64,
@@ -76,7 +76,7 @@ fn key(disk: &Arc<DiskCounts>, block: u64) -> BlockKey {
 
 /// How many blocks of the sample fall on each counter. It answers without a lock that a block is
 /// not in the sample.
-pub(super) struct Filter(Box<[AtomicU8]>);
+pub(crate) struct Filter(Box<[AtomicU8]>);
 
 impl Default for Filter {
     fn default() -> Self {
@@ -91,7 +91,7 @@ impl Filter {
     }
 
     /// Whether the sample may have a page with a part of the block.
-    pub(super) fn may_have(&self, disk: &Arc<DiskCounts>, block: u64) -> bool {
+    pub(crate) fn may_have(&self, disk: &Arc<DiskCounts>, block: u64) -> bool {
         self.counter(key(disk, block)).load(Ordering::Relaxed) != 0
     }
 
@@ -108,7 +108,7 @@ impl Filter {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// By the number of the page in the guest's physical memory.
     entries: HashMap<u64, Entry>,
     /// The page that had a block last. An offset that is no multiple of a page lies in two blocks.
@@ -221,6 +221,6 @@ impl Sample {
 }
 
 /// The numbers of the blocks of which a range has a part.
-pub(super) fn blocks(offset: u64, length: u64) -> std::ops::Range<u64> {
+pub(crate) fn blocks(offset: u64, length: u64) -> std::ops::Range<u64> {
     offset / PAGE..offset.saturating_add(length).div_ceil(PAGE)
 }

@@ -1,5 +1,7 @@
 //! The pages of a guest's memory: which of them the host's kernel has swapped out.
 
+pub(crate) mod sample;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -8,7 +10,7 @@ use fathom_guest_memory::{GuestMemory, HostSwap, Residency, ResidencyError};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
+use sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
 
 /// The most pages of a sample, but for the chance of the hash: 3 MiB of memory.
 const SAMPLE_MAX: u64 = 1 << 14;
@@ -79,7 +81,7 @@ impl GuestPages {
     }
 
     /// The bytes for which a page of the sample stands.
-    pub(super) fn weight(&self) -> u64 {
+    pub(crate) fn weight(&self) -> u64 {
         PAGE << self.shift
     }
 
@@ -155,40 +157,40 @@ impl GuestPages {
     }
 
     /// Requests come again after a pause: they look until the next check has an answer.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if self.countable.is_ok() {
             self.may_be_out.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether requests look for pages that are swapped out.
-    pub(super) fn may_be_out(&self) -> bool {
+    pub(crate) fn may_be_out(&self) -> bool {
         self.may_be_out.load(Ordering::Relaxed)
     }
 
     /// The bytes of a range that are swapped out.
-    pub(super) fn swapped(&self, address: u64, length: u64) -> u64 {
+    pub(crate) fn swapped(&self, address: u64, length: u64) -> u64 {
         self.memory.residency(address, length).map_or(0, |found| found.swapped)
     }
 
     /// Whether pages get into the sample.
-    pub(super) fn is_sampling(&self) -> bool {
+    pub(crate) fn is_sampling(&self) -> bool {
         self.countable.is_ok() && self.has_swap.load(Ordering::Relaxed)
     }
 
     /// Whether a page gets into the sample if it has a block.
-    pub(super) fn is_sampled(&self, frame: u64) -> bool {
+    pub(crate) fn is_sampled(&self, frame: u64) -> bool {
         let mixed = (frame ^ self.seed).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed.checked_shr(64 - self.shift).unwrap_or(0) == 0
     }
 
-    pub(super) fn checksum(&self, page: &[u8]) -> u64 {
+    pub(crate) fn checksum(&self, page: &[u8]) -> u64 {
         xxh3_64_with_seed(page, self.seed)
     }
 
     /// Pages are about to be read into: what they had is lost. Those that are out count so before.
-    pub(super) fn overwrite(&self, frames: &[u64]) {
+    pub(crate) fn overwrite(&self, frames: &[u64]) {
         self.change(frames, |sample, frame| {
             self.check_page(sample, frame);
             sample.forget_page(frame, &self.filter);
@@ -196,7 +198,7 @@ impl GuestPages {
     }
 
     /// Looks whether pages are out.
-    pub(super) fn look(&self, frames: &[u64]) {
+    pub(crate) fn look(&self, frames: &[u64]) {
         self.change(frames, |sample, frame| self.check_page(sample, frame));
     }
 
@@ -212,7 +214,7 @@ impl GuestPages {
     }
 
     /// Pages have blocks of a disk.
-    pub(super) fn associate(&self, found: &mut Vec<(u64, Block)>) {
+    pub(crate) fn associate(&self, found: &mut Vec<(u64, Block)>) {
         if found.is_empty() {
             return;
         }
@@ -224,7 +226,7 @@ impl GuestPages {
     }
 
     /// Blocks are about to get, or have got, other content.
-    pub(super) fn forget_blocks(&self, disk: &Arc<DiskCounts>, offset: u64, length: u64) {
+    pub(crate) fn forget_blocks(&self, disk: &Arc<DiskCounts>, offset: u64, length: u64) {
         let is_many = length / PAGE > SAMPLE_MAX;
         let may_have = || blocks(offset, length).any(|block| self.filter.may_have(disk, block));
         if self.sampled.load(Ordering::Relaxed) > 0 && (is_many || may_have()) {
@@ -235,7 +237,7 @@ impl GuestPages {
     }
 
     /// Blocks are read: those whose page is out are counted.
-    pub(super) fn reread(&self, disk: &Arc<DiskCounts>, offset: u64, length: u64) {
+    pub(crate) fn reread(&self, disk: &Arc<DiskCounts>, offset: u64, length: u64) {
         if self.sampled.load(Ordering::Relaxed) == 0 {
             return;
         }
