@@ -50,7 +50,7 @@ is served with TLS alone. Without a certificate, forward its port:
 
 Examples:
   fathom web                                    one daemon, at http://127.0.0.1:8470
-  fathom web --listen unix:/run/fathom/web.sock for a proxy; who can open the socket may look
+  fathom web --listen unix:/run/fathom/web.sock   for a proxy; who can open the socket may look
   fathom web --listen 0.0.0.0:8470 --certificate web.pem --key web.key --token-file token
   fathom web --host a=/run/a/control.sock --host b=/run/b/control.sock    two daemons")]
 pub struct WebOptions {

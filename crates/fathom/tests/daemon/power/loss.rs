@@ -77,8 +77,23 @@ impl Damage {
 }
 
 impl Recorded {
-    /// An instant of a power loss: often one soon after a change.
+    /// An instant of a power loss: if one is found, one at which a kind of damage is possible that
+    /// was never drawn. How far clients and changes come depends on the machine.
     pub fn instant(&self, random: &mut fastrand::Rng) -> usize {
+        let (first, never) = (self.any_instant(random), drawn::report().1);
+        let mut at = first;
+        for _ in 0..INSTANTS_TRIED {
+            let possible = self.possible(at, random);
+            if possible.iter().any(|damage| never.contains(&damage.kind(&self.setup))) {
+                return at;
+            }
+            at = self.any_instant(random);
+        }
+        first
+    }
+
+    /// An instant: often one soon after a change.
+    fn any_instant(&self, random: &mut fastrand::Rng) -> usize {
         let first = self.end / 20;
         if random.bool() {
             return random.usize(first..self.end);
@@ -100,7 +115,16 @@ impl Recorded {
         instants.find(has_log).unwrap_or_else(|| random.usize(0..end))
     }
 
+    /// What else may have happened to the stores at an instant.
     pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
+        if random.u8(0..4) == 0 {
+            return Damage::None;
+        }
+        let possible = self.possible(instant, random);
+        drawn::choose(possible, |damage| damage.kind(&self.setup), random).unwrap_or(Damage::None)
+    }
+
+    fn possible(&self, instant: usize, random: &mut fastrand::Rng) -> Vec<Damage> {
         // A roll-back since the last opening cannot be seen. The opening is between the instants of
         // its begin and of its end.
         let before = |opening: &str| {
@@ -139,11 +163,7 @@ impl Recorded {
             // The marks of devices are in this folder.
             possible.push(Damage::Old(STATE, random.usize(0..instant)));
         }
-        if random.u8(0..4) == 0 {
-            return Damage::None;
-        }
-        let kind = |damage: &Damage| damage.kind(&self.setup);
-        drawn::choose(possible, kind, random).unwrap_or(Damage::None)
+        possible
     }
 }
 
