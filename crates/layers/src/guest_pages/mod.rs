@@ -10,7 +10,7 @@ use fathom_guest_memory::{GuestMemory, HostSwap, Residency, ResidencyError};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
+use sample::{Block, DiskCounts, Filter, PAGE, PageSample, blocks};
 
 /// The most pages of a sample, but for the chance of the hash: 3 MiB of memory.
 const SAMPLE_MAX: u64 = 1 << 14;
@@ -34,7 +34,7 @@ pub struct GuestPages {
     /// Whether pages may be swapped out: only then requests look.
     may_be_out: AtomicBool,
     measured: Mutex<Option<Measured>>,
-    sample: Mutex<Sample>,
+    sample: Mutex<PageSample>,
     /// The pages in the sample.
     sampled: AtomicUsize,
     filter: Filter,
@@ -143,7 +143,7 @@ impl GuestPages {
     /// A page that was out and is in memory again is read. Its owner has just used it. It is read
     /// through the mapping, so in the microsecond since the look the kernel could have swapped it
     /// out again.
-    fn check_page(&self, sample: &mut Sample, frame: u64) {
+    fn check_page(&self, sample: &mut PageSample, frame: u64) {
         let Some(is_out) = sample.is_out(frame) else { return };
         let Ok(found) = self.memory.residency(frame * PAGE, PAGE) else { return };
         if !is_out && found.swapped > 0 {
@@ -202,7 +202,7 @@ impl GuestPages {
         self.change(frames, |sample, frame| self.check_page(sample, frame));
     }
 
-    fn change(&self, frames: &[u64], mut change: impl FnMut(&mut Sample, u64)) {
+    fn change(&self, frames: &[u64], mut change: impl FnMut(&mut PageSample, u64)) {
         if frames.is_empty() || self.sampled.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -251,7 +251,7 @@ impl GuestPages {
         }
     }
 
-    fn note_length(&self, sample: &Sample) {
+    fn note_length(&self, sample: &PageSample) {
         self.sampled.store(sample.len(), Ordering::Relaxed);
     }
 }

@@ -108,14 +108,14 @@ impl Filter {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Sample {
+pub(crate) struct PageSample {
     /// By the number of the page in the guest's physical memory.
     entries: HashMap<u64, Entry>,
     /// The page that had a block last. An offset that is no multiple of a page lies in two blocks.
     blocks: HashMap<BlockKey, u64>,
 }
 
-impl Sample {
+impl PageSample {
     pub fn len(&self) -> usize {
         self.entries.len()
     }

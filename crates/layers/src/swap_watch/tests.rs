@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Span, find_spans};
-use crate::guest_pages::sample::{Block, DiskCounts, Filter, PAGE, Sample, blocks};
+use crate::guest_pages::sample::{Block, DiskCounts, Filter, PAGE, PageSample, blocks};
 
 const WEIGHT: u64 = 8 * PAGE;
 
 #[derive(Default)]
 struct Scene {
-    sample: Sample,
+    sample: PageSample,
     filter: Filter,
     disks: [Arc<DiskCounts>; 2],
 }
