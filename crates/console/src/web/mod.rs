@@ -168,7 +168,7 @@ pub fn run(options: &WebOptions) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::new(format!("cannot start a runtime: {error}")))?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let listener = Listener::bind(&options.listen, tls).await.map_err(|error| {
             let message = format!("cannot listen at {}: {}", options.listen, reason(&error));
             Failure::new(message).advise("choose another address with --listen")
@@ -187,7 +187,10 @@ pub fn run(options: &WebOptions) -> CommandResult {
             }
             () = signals.received() => Ok(()),
         }
-    })
+    });
+    // Threads that read the rows of queries end with the process, and the queries with them.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// SIGINT and SIGTERM.

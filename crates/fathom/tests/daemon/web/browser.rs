@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::PATIENCE;
+/// The time limit of each step. A browser takes long on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// One answer over HTTP: its status, its headers as text, its body.
 pub struct Answer {
@@ -58,7 +59,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser; `None` if this machine has none.
+    /// Starts a browser; `None` if this machine has none, or none starts on it.
     pub fn start() -> Option<Self> {
         let has = |name: &str| Path::new(name).exists();
         if !has("/usr/bin/chromedriver") || !has("/usr/bin/chromium") {
@@ -98,8 +99,15 @@ impl Browser {
         let wanted = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome", "goog:chromeOptions": options,
             "goog:loggingPrefs": { "browser": "ALL" } } } });
-        let made = browser.send("POST", "/session", Some(&wanted));
-        made["sessionId"].as_str().expect("a session").clone_into(&mut browser.session);
+        let head = format!("POST /session HTTP/1.1\r\nHost: {}", browser.address);
+        let made = exchange(&browser.address, &head, &wanted.to_string()).ok();
+        let made = made.filter(|answer| answer.status == 200);
+        let Some(made) = made.and_then(|answer| serde_json::from_str::<Value>(&answer.body).ok())
+        else {
+            eprintln!("skipped: chromium does not start");
+            return None;
+        };
+        made["value"]["sessionId"].as_str()?.clone_into(&mut browser.session);
         Some(browser)
     }
 

@@ -247,11 +247,19 @@ fn a_query_is_typed_runs_and_ends_with_the_page() {
         assert_eq!(nbd.fill_block(3, 7), Some(0));
     }
     browser.picture("query");
+    // The thread that has started a process is its parent.
     let running = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", page.child.id())).unwrap();
         let children =
-            std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", page.child.id()));
-        children.is_ok_and(|children| !children.trim().is_empty())
+            |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+        tasks.flatten().any(|task| children(task).is_ok_and(|it| !it.trim().is_empty()))
     };
+    assert!(running());
     browser.open(&format!("http://{}/#/here/events", page.address()));
     daemon.until("the query ends with its reader", || !running());
+    // One that runs does not outlive the page.
+    look(&page, &browser, "query");
+    browser.until("document.querySelector('textarea') !== null");
+    run("select IOOp, Size from IOstream where IOOp = 'z'");
+    daemon.until("a query runs", running);
 }
