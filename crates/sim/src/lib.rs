@@ -35,7 +35,7 @@ pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};
 pub use one_request::OneRequest;
 pub use record::{Images, SimRecord};
-pub use seed::each_seed;
+pub use seed::{each_seed, each_seed_beside};
 pub use workload::{Action, Workload, WorkloadOptions, pattern};
 
 /// The unit in which contents are recorded and writes are torn, in bytes.

@@ -155,17 +155,28 @@ async fn hosts(State(site): State<Arc<Site>>) -> Response {
     Json(HostList { version: env!("CARGO_PKG_VERSION"), hosts }).into_response()
 }
 
-async fn live(State(site): State<Arc<Site>>, Path(host): Path<String>) -> Answer {
-    let feed = Arc::clone(&site.host(&host)?.feed);
+/// Sends a message for each sample as long as somebody reads; the first one is marked.
+fn follow<T: AsRef<str> + Send>(
+    feed: Arc<Feed>,
+    message: impl Fn(&Feed, bool) -> T + Send + 'static,
+) -> Response {
     let (outlet, answer) = stream::answer();
     tokio::spawn(async move {
         let mut samples = feed.watch();
         let mut is_first = true;
-        while outlet.send(&feed.list(is_first)).await && samples.changed().await.is_ok() {
+        loop {
+            let message = message(&feed, is_first);
+            if !outlet.send(message.as_ref()).await || samples.changed().await.is_err() {
+                return;
+            }
             is_first = false;
         }
     });
-    Ok(answer)
+    answer
+}
+
+async fn live(State(site): State<Arc<Site>>, Path(host): Path<String>) -> Answer {
+    Ok(follow(Arc::clone(&site.host(&host)?.feed), Feed::list))
 }
 
 #[derive(Deserialize)]
@@ -179,15 +190,7 @@ async fn disk(
     Query(of): Query<OfDisk>,
 ) -> Answer {
     let feed = Arc::clone(&site.host(&host)?.feed);
-    let (outlet, answer) = stream::answer();
-    tokio::spawn(async move {
-        let mut samples = feed.watch();
-        let mut is_first = true;
-        while outlet.send(&feed.disk(&of.name, is_first)).await && samples.changed().await.is_ok() {
-            is_first = false;
-        }
-    });
-    Ok(answer)
+    Ok(follow(feed, move |feed, is_first| feed.disk(&of.name, is_first)))
 }
 
 #[derive(Deserialize)]

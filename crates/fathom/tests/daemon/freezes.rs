@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fathom_control::{Freeze, PoolChange, PoolEntry, ProblemKind};
 use serde_json::{Value, json};
 
-use crate::process::Daemon;
+use crate::process::{Daemon, PATIENCE};
 use crate::store::{entry, prepared, run};
 
 /// What an agent does when it is to freeze.
@@ -258,7 +258,7 @@ fn a_guest_that_an_ended_daemon_froze_is_thawed() {
         let begun = Instant::now();
         daemon.signal(signal);
         let (_, folder) = daemon.wait();
-        assert!(begun.elapsed() < Duration::from_secs(9), "the end waits for nobody");
+        assert!(begun.elapsed() < PATIENCE, "the end waits for nobody");
         assert!(request.join().unwrap());
         if signal == libc::SIGTERM {
             assert!(!agent.is_frozen(), "the daemon thaws before it ends");
@@ -277,9 +277,10 @@ fn a_guest_that_an_ended_daemon_froze_is_thawed() {
         assert!(!has(&daemon, "s"));
         daemon.until("it can be frozen again", || match take(&daemon, "again", Freeze::Require) {
             Ok(taken) => taken.warning.is_none(),
-            // The last attempt to thaw it has not ended.
+            // The last attempt to thaw it has not ended, or the host is busy.
             Err(error) => {
-                assert!(error.contains("being flushed"), "{error}");
+                let late = ["being flushed", "does not answer", "was thawed before"];
+                assert!(late.iter().any(|text| error.contains(text)), "{error}");
                 false
             }
         });

@@ -15,6 +15,8 @@ use super::volumes::{self, CACHE, HOME, LOG, STATE, Volumes};
 use super::{BLOCKS, Change, Recorded, log};
 use crate::nbd::Nbd;
 
+/// The changes with which both the log and the cache are opened.
+const OPENINGS: [&str; 3] = ["restart", "kill", "remove and add"];
 /// The most flushes that no record of a log proves.
 const UNPROVED_MAX: usize = 4;
 /// How many instants are tried.
@@ -127,15 +129,17 @@ impl Recorded {
     fn possible(&self, instant: usize, random: &mut fastrand::Rng) -> Vec<Damage> {
         // A roll-back since the last opening cannot be seen. The opening is between the instants of
         // its begin and of its end.
-        let before = |opening: &str| {
+        let before = |openings: &[&str]| {
             let opens = |changes: &&[Change]| {
+                let text = &*changes[0].text;
                 changes[1].instant < instant
-                    && ["restart", "kill", "replace", opening].contains(&&*changes[0].text)
+                    && (OPENINGS.contains(&text) || openings.contains(&text))
             };
             let mut pairs = self.changes.windows(2);
             pairs.rfind(opens).map_or(0, |changes| changes[0].instant)
         };
-        let (log, cache) = (before("add log"), before("attach"));
+        // A cache that is replaced in use leaves the log open.
+        let (log, cache) = (before(&["add log"]), before(&["attach", "replace"]));
         let may = &self.change(instant).may;
         let has_log = may.iter().all(Layers::has_log);
         let is_file = !self.setup.is_device[HOME];

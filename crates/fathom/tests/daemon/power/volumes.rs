@@ -199,10 +199,14 @@ impl Volumes {
         }
         for device in self.devices.drain(..) {
             let _ = run_command(Command::new("losetup").args(["--detach", &device]));
-            let attached =
-                Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("loop");
+            let attached = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));
+            // Another host may use the number next.
+            let is_attached = || {
+                let file = fs::read_to_string(attached.join("loop/backing_file"));
+                file.is_ok_and(|file| self.store.to_str().is_some_and(|own| file.starts_with(own)))
+            };
             let begun = Instant::now();
-            while attached.exists() && begun.elapsed() < UNMOUNT_TIME_MAX {
+            while is_attached() && begun.elapsed() < UNMOUNT_TIME_MAX {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
