@@ -13,6 +13,7 @@
 
 #[macro_use]
 mod output;
+mod audit;
 mod pager;
 
 mod background;
@@ -117,6 +118,8 @@ pub enum Command {
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
     Bench(Box<bench::BenchOptions>),
+    /// Show who has changed what
+    Audit(audit::AuditOptions),
     /// Show which parts of Fathom work on this host, and why others do not
     Doctor(doctor::DoctorOptions),
     /// Show the kernel, cached files and processes in an image of a guest's memory
@@ -168,6 +171,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Web(options) => web::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
+        Command::Audit(options) => audit::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),
         Command::Inspect(options) => inspect::run(options).map(done),
         Command::Completions(options) => generate::completions(options, definition).map(done),

@@ -11,7 +11,7 @@ use fathom_failure::Failing;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::connect::connect;
+use crate::connect::{connect, view_socket};
 use crate::endpoint::{Change, Cost, Endpoint, Method, PathParameters, Query, has_body};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{exchange, request};
@@ -67,8 +67,8 @@ impl Failing for ClientError {
                         .into()
                 }
                 io::ErrorKind::PermissionDenied => {
-                    "only the user that the daemon runs as may use its control socket: try again \
-                     as that user or as root"
+                    "the user that the daemon runs as, root, and the members of `control_group` and \
+                     `view_group` of [daemon] may use its sockets: try again as one of them"
                         .into()
                 }
                 _ => String::new(),
@@ -229,19 +229,27 @@ impl Client {
         Err(refused(status, &answer))
     }
 
-    /// Opens a connection whose reads and writes wait for at most `limit`.
+    /// Opens a connection whose reads and writes wait for at most `limit`. A user who may not use
+    /// the control socket gets the one for those who only look.
     fn connect(&self, limit: Duration) -> Result<UnixStream, ClientError> {
         let begun = Instant::now();
-        let stream =
-            connect(&self.socket, begun + limit.min(CONNECT_TIME_MAX)).map_err(|source| {
-                let socket = self.socket.clone();
-                match source.kind() {
-                    io::ErrorKind::WouldBlock => {
-                        ClientError::Silent { socket, waited: begun.elapsed() }
-                    }
-                    _ => ClientError::Unreachable { socket, source },
+        let end = begun + limit.min(CONNECT_TIME_MAX);
+        let connected = connect(&self.socket, end).or_else(|refused| {
+            if refused.kind() != io::ErrorKind::PermissionDenied {
+                return Err(refused);
+            }
+            // What went wrong with the socket that was asked for says more.
+            connect(&view_socket(&self.socket), end).map_err(|_| refused)
+        });
+        let stream = connected.map_err(|source| {
+            let socket = self.socket.clone();
+            match source.kind() {
+                io::ErrorKind::WouldBlock => {
+                    ClientError::Silent { socket, waited: begun.elapsed() }
                 }
-            })?;
+                _ => ClientError::Unreachable { socket, source },
+            }
+        })?;
         let set = stream.set_read_timeout(Some(limit));
         set.and_then(|()| stream.set_write_timeout(Some(limit)))
             .map_err(|source| self.broken(source, limit))?;

@@ -2,10 +2,16 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, Socket, Type};
+
+/// The socket for those who may look and change nothing, beside the control socket `control`:
+/// `/run/fathom/control.view.sock`. There is one if the configuration has `view_group`.
+pub fn view_socket(control: &Path) -> PathBuf {
+    control.with_extension("view.sock")
+}
 
 /// The interval between attempts to connect while the queue of the listener is full.
 const INTERVAL: Duration = Duration::from_millis(20);

@@ -24,7 +24,8 @@ pub const SNAPSHOT_STREAM: Endpoint<Blocking, (), SnapshotStreamQuery, (), Snaps
         "/v1/stores/stream",
         "a snapshot, or what has changed since another one, as a [stream](store.md#streams) for \
          `fathom snapshot receive`. 404 if no disk of the daemon uses the pool",
-    );
+    )
+    .with_content();
 
 /// The answer of [`SNAPSHOT_STREAM`], which is a stream of bytes.
 #[derive(Clone, Copy, Debug)]

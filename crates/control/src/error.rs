@@ -38,6 +38,8 @@ pub enum ErrorCode {
     Unsupported,
     /// The operating system reported an error.
     Failed,
+    /// The socket is for those who only look.
+    Forbidden,
     /// The daemon is shutting down.
     ShuttingDown,
     /// As many requests of this kind are in progress as there may be.
@@ -49,13 +51,14 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// The codes that this version has.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Invalid,
         Self::NotFound,
         Self::Conflict,
         Self::ForeignFormat,
         Self::Unsupported,
         Self::Failed,
+        Self::Forbidden,
         Self::Busy,
         Self::ShuttingDown,
     ];
@@ -69,6 +72,7 @@ impl ErrorCode {
             Self::ForeignFormat => "foreign-format",
             Self::Unsupported => "unsupported",
             Self::Failed => "failed",
+            Self::Forbidden => "forbidden",
             Self::ShuttingDown => "shutting-down",
             Self::Busy => "busy",
             Self::Unknown => "unknown",
@@ -79,6 +83,7 @@ impl ErrorCode {
     pub fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::Conflict | Self::ForeignFormat => 409,
             Self::Unsupported => 422,

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod audit;
 mod background;
 mod cache;
 mod client;
@@ -47,6 +48,7 @@ mod stream;
 mod usage;
 mod written;
 
+pub use audit::{AUDIT_ENTRIES_MAX, AuditEntry, AuditQuery, AuditReport};
 pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
 pub use cache::{
     CacheClass, CacheCounts, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup,
@@ -56,7 +58,7 @@ pub use client::{Client, ClientError};
 pub use configuration::{
     ConfigurationReport, Deviation, DeviationKind, KeyDeviation, RevertRequest, SetAside,
 };
-pub use connect::connect;
+pub use connect::{connect, view_socket};
 pub use daemon::{
     DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, EventQuery, ListenerStatus,
     MetricsPage, ReloadQuery, ReloadReport,
@@ -121,6 +123,7 @@ pub use written::{WrittenFile, WrittenFiles, WrittenFilesQuery};
 
 /// The endpoints, by name.
 pub mod endpoints {
+    pub use crate::audit::AUDIT;
     pub use crate::background::BACKGROUND;
     pub use crate::cache::CACHES;
     pub use crate::configuration::{CONFIGURATION, REVERT};

@@ -83,6 +83,8 @@ pub enum ProblemKind {
     GuestFrozen,
     /// The interceptor of the guest has taken a hook away, because the guest stops too often at it.
     InterceptionPaused,
+    /// Changes are not in the audit log.
+    AuditLost,
     /// A thread of the daemon failed because of a bug.
     ThreadFailed,
     /// A kind of a newer daemon.
@@ -119,6 +121,7 @@ impl ProblemKind {
             Self::MoveFailed => "move-failed",
             Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",
+            Self::AuditLost => "audit-lost",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",
         }

@@ -20,8 +20,9 @@ use crate::{
         style::Style,
         table::{Table, TableColumn},
         text::clean,
+        time::clock,
     },
-    top::{clock, interval},
+    top::interval,
 };
 
 /// Options of `fathom cache top`.

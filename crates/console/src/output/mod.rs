@@ -9,6 +9,7 @@ pub mod style;
 pub mod svg;
 pub mod table;
 pub mod text;
+pub mod time;
 
 use std::io::{self, IsTerminal, Write};
 

@@ -29,7 +29,6 @@ use crate::{
     output::{self, Format},
 };
 use model::{Interval, SortKey};
-pub use plain::clock;
 
 /// Options of `fathom top`.
 #[derive(Debug, Args)]

@@ -1,12 +1,10 @@
 //! Intervals as lines of text.
 
-#![expect(unsafe_code, reason = "only the C library knows the time zone")]
-
 use std::collections::BTreeMap;
 
 use fathom_control::Problem;
 
-use crate::output::{latency, rate, short_bytes, short_number, text::shorten};
+use crate::output::{latency, rate, short_bytes, short_number, text::shorten, time::clock};
 
 use super::model::{Activity, Interval, Layer};
 
@@ -105,18 +103,6 @@ fn cells(activity: &Activity) -> String {
         activity.held,
         activity.dirty_bytes.map_or_else(|| "–".into(), |bytes| short_bytes(bytes as f64))
     )
-}
-
-/// The time of day in the host's time zone, as `HH:MM:SS`.
-pub fn clock(unix_time_ns: u64) -> String {
-    let seconds = (unix_time_ns / 1_000_000_000) as libc::time_t;
-    let mut time = std::mem::MaybeUninit::<libc::tm>::zeroed();
-    // SAFETY: both point to local variables, and a zeroed `tm` is valid if nothing is written.
-    let time = unsafe {
-        libc::localtime_r(&raw const seconds, time.as_mut_ptr());
-        time.assume_init()
-    };
-    format!("{:02}:{:02}:{:02}", time.tm_hour, time.tm_min, time.tm_sec)
 }
 
 #[cfg(test)]

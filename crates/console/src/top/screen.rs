@@ -14,7 +14,6 @@ use super::{
     columns::{DiskColumn, layout},
     histogram::{PARTS, bars, horizontal, sparkline},
     model::{DiskSample, Interval, Layer, Operation, SortKey},
-    plain::clock,
     usage_screen,
 };
 use crate::output::{
@@ -22,6 +21,7 @@ use crate::output::{
     sheet::wrap,
     short_bytes, short_number,
     text::{clean, shorten, shorten_front},
+    time::clock,
 };
 
 const KEYS: &[(&str, &str)] = &[

@@ -6,7 +6,8 @@ use std::{
 
 use fathom_control::{Client, ClientError, GuestInfo};
 
-use super::{TopOptions, plain::clock, usage_json};
+use super::{TopOptions, usage_json};
+use crate::output::time::clock;
 use crate::{
     failure::{CommandResult, Failure},
     output::{self, short_bytes, short_number},

@@ -13,8 +13,8 @@ use crate::{
         style::Style,
         table::{Table, TableColumn},
         text::clean,
+        time::clock,
     },
-    top::clock,
 };
 
 /// The most slow requests that the daemon keeps of a disk.

@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 22] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 23] = [
     crate::disk::ENDPOINTS,
     crate::moving::ENDPOINTS,
     crate::log::ENDPOINTS,
@@ -41,6 +41,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 22] = [
     crate::query::ENDPOINTS,
     crate::stream::ENDPOINTS,
     crate::monitor::ENDPOINTS,
+    crate::audit::ENDPOINTS,
     crate::daemon::ENDPOINTS,
 ];
 
@@ -226,6 +227,7 @@ pub struct Endpoint<C, P, Q, B, A> {
     path: &'static str,
     meaning: &'static str,
     status: u16,
+    has_content: bool,
     types: Types<C, P, Q, B, A>,
 }
 
@@ -241,7 +243,7 @@ impl<C: Cost, P: PathParameters, Q, B, A> Endpoint<C, P, Q, B, A> {
             at += 1;
         }
         assert!(count == P::COUNT, "the path has other parameters than the type");
-        Self { method, path, meaning, status: 200, types: PhantomData }
+        Self { method, path, meaning, status: 200, has_content: false, types: PhantomData }
     }
 
     pub(crate) const fn get(path: &'static str, meaning: &'static str) -> Self {
@@ -263,6 +265,11 @@ impl<C: Cost, P: PathParameters, Q, B, A> Endpoint<C, P, Q, B, A> {
     /// The same endpoint; its success has another status than 200.
     pub(crate) const fn with_status(self, status: u16) -> Self {
         Self { status, ..self }
+    }
+
+    /// The same endpoint; its answer has what is on disks.
+    pub(crate) const fn with_content(self) -> Self {
+        Self { has_content: true, ..self }
     }
 
     /// The method.
@@ -321,11 +328,19 @@ pub struct EndpointRow {
     pub answer: &'static str,
     /// The cost.
     pub cost: CostKind,
+    /// Whether the answer has what is on disks.
+    pub has_content: bool,
     /// What the answer has and when it comes.
     pub meaning: &'static str,
 }
 
 impl EndpointRow {
+    /// Whether those who may only look may use it: it changes nothing, and its answer has nothing
+    /// of what is on disks.
+    pub fn is_view(&self) -> bool {
+        self.method == Method::Get && self.cost != CostKind::Change && !self.has_content
+    }
+
     /// The path with the parameters of the query.
     pub fn shown(&self) -> String {
         let mut shown = self.path.to_owned();
@@ -361,6 +376,7 @@ where
             body: has_body::<B>().then(short_name::<B>),
             answer: short_name::<A>(),
             cost: C::KIND,
+            has_content: self.has_content,
             meaning: self.meaning,
         }
     }
@@ -392,6 +408,19 @@ mod tests {
         let rows = rows();
         let keys: BTreeSet<_> = rows.iter().map(|row| (row.path, row.method.name())).collect();
         assert_eq!(keys.len(), rows.len());
+    }
+
+    #[test]
+    fn those_who_only_look_change_nothing() {
+        for row in rows() {
+            let is_change = row.method != Method::Get || row.cost == CostKind::Change;
+            assert_eq!(
+                row.is_view(),
+                !is_change && row.path != "/v1/stores/stream",
+                "{}",
+                row.path
+            );
+        }
     }
 
     #[test]

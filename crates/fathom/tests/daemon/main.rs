@@ -50,6 +50,7 @@ mod queries;
 mod query;
 mod reload;
 mod resets;
+mod rights;
 mod rolled_back;
 mod rolling;
 mod schedule;

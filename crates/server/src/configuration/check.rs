@@ -77,6 +77,7 @@ impl Configuration {
         self.check_listeners(extent, &mut problems);
         self.check_names(&mut problems);
         self.check_sockets(extent, &mut problems);
+        self.check_groups(extent, &mut problems);
         self.check_images(extent, &mut problems);
         self.sections.check(extent, &mut problems);
         problems.none_or()
@@ -90,6 +91,18 @@ impl Configuration {
         let mut problems = Problems::default();
         self.sections.check(Extent::Text, &mut problems);
         problems.none_or()
+    }
+
+    fn check_groups(&self, extent: Extent, problems: &mut Problems) {
+        if extent == Extent::Text {
+            return;
+        }
+        let Placed { definition, origins } = &self.daemon;
+        for (key, group) in
+            [("control_group", &definition.control_group), ("view_group", &definition.view_group)]
+        {
+            check_group(group.as_deref(), || origins.of(key), problems);
+        }
     }
 
     fn check_names(&self, problems: &mut Problems) {

@@ -24,6 +24,10 @@ const IDLE_TIME_MAX: Nanoseconds = Nanoseconds(10_000_000_000);
 pub struct DaemonOptions {
     /// The control socket.
     pub control: PathBuf,
+    /// The group whose members may change everything, besides the daemon's user.
+    pub control_group: Option<String>,
+    /// The group whose members may look, and change nothing.
+    pub view_group: Option<String>,
     /// The TCP address of `/metrics`, if there is one.
     #[serde(deserialize_with = "metrics_address")]
     pub metrics: Option<SocketAddr>,
@@ -67,6 +71,8 @@ impl Default for DaemonOptions {
     fn default() -> Self {
         Self {
             control: SOCKET_DEFAULT.into(),
+            control_group: None,
+            view_group: None,
             metrics: None,
             metrics_cgroups_max: 100,
             log: LogLevel::Info,
@@ -89,6 +95,19 @@ impl Section for DaemonOptions {
             "\"/run/fathom/control.sock\"",
             "the control socket, mode 0600. `--control` and the variable `FATHOM_CONTROL` take \
              precedence. The daemon creates `/run/fathom` if it is missing",
+        ),
+        Key::new(
+            "control_group",
+            "",
+            "a group whose members may use the control socket, whose mode is then 0660. They can do \
+             with all files what the daemon's user can. See [rights](operating.md#rights)",
+        ),
+        Key::new(
+            "view_group",
+            "",
+            "a group whose members may look, and change nothing, by a second socket beside the \
+             control socket: `/run/fathom/control.view.sock`, mode 0660. Commands find it by \
+             themselves. See [rights](operating.md#rights)",
         ),
         Key::new(
             "metrics",

@@ -131,7 +131,7 @@ f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
         "[daemon]\nzzz = 1\n",
         "\
 f.toml:2:1: there is no key `zzz` in [daemon]
-  → known here: `control`, `metrics`, `metrics_cgroups_max`, `log`, `nbd_memory`, `nbd_client_memory`, `cache_index_percent`, `store_index_memory`, `shutdown_time_max`, `idle_requests`, `idle_time`, `keepsakes`",
+  → known here: `control`, `control_group`, `view_group`, `metrics`, `metrics_cgroups_max`, `log`, `nbd_memory`, `nbd_client_memory`, `cache_index_percent`, `store_index_memory`, `shutdown_time_max`, `idle_requests`, `idle_time`, `keepsakes`",
     );
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::Disk;
-use fathom_control::{DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
+use fathom_control::{AuditEntry, DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
 use fathom_layers::LayerKind;
 
 use super::http::routes::Routes;
@@ -131,6 +131,9 @@ pub(crate) trait Feature: Sync {
     fn end(&self, _daemon: &Arc<Daemon>, _stage: Ending) -> Vec<Task> {
         Vec::new()
     }
+
+    /// A request that changes something has ended, or was refused.
+    fn requested(&self, _daemon: &Daemon, _entry: &AuditEntry) {}
 
     /// Adds the handlers of its endpoints.
     fn routes(&self, _routes: &mut Routes) {}

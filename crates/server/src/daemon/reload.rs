@@ -92,6 +92,7 @@ impl Daemon {
         let fixed = [
             ("cache_index_percent", wanted.cache_index_percent != options.cache_index_percent),
             ("control", wanted.control != options.control),
+            ("control_group", wanted.control_group != options.control_group),
             ("idle_requests", wanted.idle_requests != options.idle_requests),
             ("idle_time", wanted.idle_time != options.idle_time),
             ("keepsakes", wanted.keepsakes != options.keepsakes),
@@ -101,6 +102,7 @@ impl Daemon {
             ("nbd_client_memory", wanted.nbd_client_memory != options.nbd_client_memory),
             ("store_index_memory", wanted.store_index_memory != options.store_index_memory),
             ("shutdown_time_max", wanted.shutdown_time_max != options.shutdown_time_max),
+            ("view_group", wanted.view_group != options.view_group),
         ];
         for (key, _) in fixed.iter().filter(|(_, differs)| *differs) {
             report.refused.push(refuse(key));

@@ -1,6 +1,7 @@
 //! What the daemon does beyond serving disks. Each feature is a folder, and a line in [`FEATURES`]:
 //! its `feature.rs` says when the daemon calls it.
 
+pub(crate) mod audit;
 pub(crate) mod background;
 pub(crate) mod cache;
 pub(crate) mod devices;
@@ -28,7 +29,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 22] = [
+pub(crate) static FEATURES: [&dyn Feature; 23] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -51,4 +52,5 @@ pub(crate) static FEATURES: [&dyn Feature; 22] = [
     &monitor::feature::Centre,
     &events::feature::EventStreams,
     &nbd::feature::Nbd,
+    &audit::feature::AuditLog,
 ];

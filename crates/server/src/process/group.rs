@@ -1,8 +1,9 @@
-//! Grants a group access to sockets, because a VMM seldom runs as the daemon's user.
+//! Groups and users of the host, by name and number. Grants a group access to sockets, because a
+//! VMM seldom runs as the daemon's user.
 
-#![expect(unsafe_code, reason = "only the C library can look up groups")]
+#![expect(unsafe_code, reason = "only the C library can look up groups and users")]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
@@ -37,6 +38,31 @@ pub(crate) fn id(name: &str) -> Option<u32> {
     }
 }
 
+/// The name of the user with the number `id`. Waits as long as the host's service of names does.
+pub(crate) fn user_name(id: u32) -> Option<String> {
+    let mut buffer = vec![0; 4096];
+    loop {
+        // SAFETY: all zeroes is a valid value of that plain structure.
+        let mut user: libc::passwd = unsafe { std::mem::zeroed() };
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the structure, the buffer of the length given, and the place for the result live
+        // through the call.
+        let result = unsafe {
+            libc::getpwuid_r(id, &raw mut user, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+        };
+        if result == libc::ERANGE && buffer.len() < ENTRY_MAX {
+            buffer.resize(buffer.len() * 4, 0);
+            continue;
+        }
+        if result != 0 || found.is_null() || user.pw_name.is_null() {
+            return None;
+        }
+        // SAFETY: the call has succeeded, so the name is a C string in the buffer.
+        let name = unsafe { CStr::from_ptr(user.pw_name) };
+        return Some(name.to_string_lossy().into_owned());
+    }
+}
+
 /// Lets the socket's owner and the members of the group `name` use the socket at `path`.
 pub(crate) fn admit(path: &Path, name: &str) -> io::Result<()> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group {name:?}"));
@@ -49,6 +75,12 @@ pub(crate) fn admit(path: &Path, name: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_are_found_by_number() {
+        assert_eq!(user_name(0).as_deref(), Some("root"));
+        assert_eq!(user_name(u32::MAX - 7), None);
+    }
 
     #[test]
     fn groups_are_found_by_name() {

@@ -9,20 +9,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
+use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT, view_socket};
 use fathom_insight::change::{Author, ChangeKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
-use crate::configuration::{Configuration, ConfigurationFile, Keepsakes};
+use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions, Keepsakes};
 use crate::daemon::Daemon;
 use crate::daemon::change_log::Note;
+use crate::daemon::http::listen::{Peer, ViewListener};
 use crate::daemon::http::routes;
 use crate::daemon::http::scrape;
 use crate::daemon::stack::{refusal, socket_refusal};
 use crate::features::keep;
+use crate::process::group;
 use crate::process::journal::Journal;
 use crate::process::notify::notify;
 use crate::process::text;
@@ -124,14 +126,14 @@ async fn serve(
     // First, because a second daemon with the same configuration is detected here.
     probe(&options.control).map_err(one)?;
     keep::begin(&options.control, options.keepsakes == Keepsakes::On);
-    let control = bind_control(&options.control).map_err(one)?;
+    let sockets = bind_sockets(options).map_err(one)?;
     let daemon = Daemon::new(configuration, file, journal, begun);
     // Before the disks are opened, so that it is known which of them hang.
-    let router = routes::router(Arc::clone(&daemon));
-    let server = tokio::spawn(serve_control(control, router.clone()));
+    let routers = Routers::new(&daemon);
+    let servers = routers.serve(sockets);
     if let Err(refused) = begin_metrics(&daemon, configuration, is_strict) {
         daemon.stop();
-        let _ = std::fs::remove_file(&options.control);
+        remove_sockets(&options.control);
         return Err(vec![refused]);
     }
     let mut start = {
@@ -141,7 +143,7 @@ async fn serve(
     };
     tokio::spawn(Arc::clone(&daemon).watch_problems());
     let reloads = Arc::new(Notify::new());
-    tokio::spawn(reload_when_asked(Arc::clone(&daemon), router, Arc::clone(&reloads)));
+    tokio::spawn(reload_when_asked(Arc::clone(&daemon), routers, Arc::clone(&reloads)));
     let mut is_starting = true;
     loop {
         tokio::select! {
@@ -159,25 +161,29 @@ async fn serve(
             }
             name = signals.next() => {
                 if name == SIGHUP {
+                    daemon.audit_own(name);
                     // Not waited for: a reload may take long, and other signals must be received
                     // meanwhile.
                     reloads.notify_one();
                     continue;
                 }
                 tracing::info!("shutting down: {name}");
+                daemon.audit_own(name);
                 break;
             }
         }
     }
     let clean = stop(&daemon, &mut signals).await;
-    server.abort();
+    for server in servers {
+        server.abort();
+    }
     // Before another daemon may begin.
     if clean {
         keep::end();
     } else {
         keep::end_recorded();
     }
-    let _ = std::fs::remove_file(&options.control);
+    remove_sockets(&options.control);
     tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
     Ok(clean)
 }
@@ -190,7 +196,7 @@ fn end_failed_start(
     refusals: Vec<ErrorBody>,
 ) -> Result<bool, Vec<ErrorBody>> {
     let problems = daemon.stop();
-    let _ = std::fs::remove_file(control);
+    remove_sockets(control);
     if problems.is_empty() {
         return Err(refusals);
     }
@@ -287,6 +293,7 @@ fn announce(daemon: &Daemon, configured: usize) {
     let start = Note::new(ChangeKind::Start, Author::Daemon);
     daemon
         .note_change(&start.with_text(&format!("version {}, {disks}", env!("CARGO_PKG_VERSION"))));
+    daemon.audit_own("start");
     tracing::info!(
         "ready in {}.{:03} ms: {disks}, control socket {}",
         took_us / 1000,
@@ -317,14 +324,58 @@ fn failed_thread() -> ErrorBody {
     refusal(ErrorCode::Failed, "the daemon failed at its start", "see its log, and report a bug")
 }
 
-/// Accepts connections to the control socket until the process ends, and pauses after errors.
-async fn serve_control(control: tokio::net::UnixListener, router: axum::Router) {
-    let _ = axum::serve(control, router).await;
+/// The control socket, and the socket for those who only look, if there is one.
+type Sockets = (tokio::net::UnixListener, Option<tokio::net::UnixListener>);
+
+/// Makes the sockets of the control interface.
+fn bind_sockets(options: &DaemonOptions) -> Result<Sockets, ErrorBody> {
+    let control = bind_control(&options.control, options.control_group.as_deref())?;
+    let view = options.view_group.as_deref().map(|group| {
+        bind_control(&view_socket(&options.control), Some(group)).inspect_err(|_| {
+            let _ = std::fs::remove_file(&options.control);
+        })
+    });
+    Ok((control, view.transpose()?))
+}
+
+fn remove_sockets(control: &Path) {
+    for path in [control.to_owned(), view_socket(control)] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// What is served at the sockets of the control interface.
+#[derive(Clone)]
+struct Routers {
+    control: axum::Router,
+    view: axum::Router,
+}
+
+impl Routers {
+    fn new(daemon: &Arc<Daemon>) -> Self {
+        let (control, view) = (Arc::clone(daemon), Arc::clone(daemon));
+        Self { control: routes::router(control), view: routes::view_router(view) }
+    }
+
+    /// Accepts connections until the process ends, and pauses after errors.
+    fn serve(&self, (control, view): Sockets) -> Vec<tokio::task::JoinHandle<()>> {
+        let router = self.control.clone().into_make_service_with_connect_info::<Peer>();
+        let mut servers = vec![tokio::spawn(async move {
+            let _ = axum::serve(control, router).await;
+        })];
+        if let Some(view) = view {
+            let router = self.view.clone();
+            servers.push(tokio::spawn(async move {
+                let _ = axum::serve(ViewListener::new(view), router).await;
+            }));
+        }
+        servers
+    }
 }
 
 /// Reads the configuration again at each notification. Notifications during a reload are merged.
-/// Makes the control socket again if its path was deleted.
-async fn reload_when_asked(daemon: Arc<Daemon>, router: axum::Router, reloads: Arc<Notify>) {
+/// Makes the sockets again if the control socket's path was deleted.
+async fn reload_when_asked(daemon: Arc<Daemon>, routers: Routers, reloads: Arc<Notify>) {
     loop {
         reloads.notified().await;
         reload(&daemon).await;
@@ -332,9 +383,10 @@ async fn reload_when_asked(daemon: Arc<Daemon>, router: axum::Router, reloads: A
         if control.symlink_metadata().is_ok() {
             continue;
         }
-        match bind_control(control) {
-            Ok(listener) => {
-                tokio::spawn(serve_control(listener, router.clone()));
+        let _ = std::fs::remove_file(view_socket(control));
+        match bind_sockets(&daemon.options) {
+            Ok(sockets) => {
+                routers.serve(sockets);
                 tracing::info!("reload: the control socket was made again");
             }
             Err(refused) => tracing::error!("reload: {}: {}", refused.message, refused.remedy),
@@ -426,9 +478,17 @@ fn probe(control: &Path) -> Result<(), ErrorBody> {
     ))
 }
 
-fn bind_control(path: &Path) -> Result<tokio::net::UnixListener, ErrorBody> {
+fn bind_control(path: &Path, group: Option<&str>) -> Result<tokio::net::UnixListener, ErrorBody> {
     let refused = |error: &io::Error| socket_refusal(&path.display().to_string(), error);
     let listener = fathom_frontend::socket::listen(path).map_err(|error| refused(&error))?;
+    if let Some(name) = group {
+        group::admit(path, name).map_err(|error| {
+            let _ = std::fs::remove_file(path);
+            let message = format!("the group {name:?} cannot get {}: {error}", path.display());
+            let remedy = "the daemon's user has to be a member of that group, or root";
+            refusal(ErrorCode::Failed, message, remedy)
+        })?;
+    }
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
     tokio::net::UnixListener::from_std(listener).map_err(|error| refused(&error))
 }

@@ -16,26 +16,53 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use fathom_control::{ErrorCode, ErrorReply, endpoints};
+use axum::routing::{MethodRouter, on};
+use fathom_control::{EndpointRow, ErrorCode, ErrorReply, endpoints};
 
+use super::noted::note;
 use crate::daemon::Daemon;
 use crate::daemon::metrics;
 use crate::daemon::stack::refusal;
 use crate::features::FEATURES;
-use register::Refused;
+use register::filter;
 
 pub(crate) use pool::{Share, threads_max};
-pub(crate) use register::Routes;
+pub(crate) use register::{Refused, Routes};
 pub(crate) use waiter::Waiter;
 
-/// All paths of the control interface.
+/// All paths of the control interface, for those who may change everything.
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
+    let audit = from_fn_with_state(Arc::clone(&daemon), note);
+    of_handlers(routes().into_list()).layer(audit).with_state(daemon)
+}
+
+/// The same paths, for those who may only look. What would change something is refused. They have
+/// permits of their own, so that they do not delay the others.
+pub(crate) fn view_router(daemon: Arc<Daemon>) -> Router {
+    let handlers = routes().into_list().into_iter();
+    let refused = |(row, handler): (EndpointRow, _)| {
+        let handler = if row.is_view() { handler } else { on(filter(row.method), refuse_change) };
+        (row, handler)
+    };
+    of_handlers(handlers.map(refused).collect()).with_state(daemon)
+}
+
+fn of_handlers(handlers: Vec<(EndpointRow, MethodRouter<Arc<Daemon>>)>) -> Router<Arc<Daemon>> {
     let mut router = Router::new();
-    for (row, handler) in routes().into_list() {
+    for (row, handler) in handlers {
         router = router.route(row.path, handler);
     }
-    router.fallback(no_such_path).method_not_allowed_fallback(no_such_method).with_state(daemon)
+    router.fallback(no_such_path).method_not_allowed_fallback(no_such_method)
+}
+
+async fn refuse_change() -> Refused {
+    Refused(refusal(
+        ErrorCode::Forbidden,
+        "you may look, and change nothing: this is the socket of `view_group` of [daemon]",
+        "try again as root, as the daemon's user, or as a member of `control_group`",
+    ))
 }
 
 /// The handlers of all endpoints.
@@ -103,7 +130,7 @@ async fn no_such_method() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use fathom_control::{ENDPOINTS, EndpointRow};
+    use fathom_control::ENDPOINTS;
 
     use super::*;
 

@@ -34,8 +34,9 @@ pub(crate) fn threads_max() -> usize {
     let endpoints = ENDPOINTS.iter().flat_map(|list| list.iter());
     let workers = endpoints
         .filter(|endpoint| matches!(endpoint.row().cost, CostKind::Blocking | CostKind::Waiting));
-    // More for `/metrics` over TCP, and one for a reload that a signal asks for.
-    CHANGES_MAX + FLUSHES_MAX + POOL_CHANGES_MAX + WORKERS_MAX * (workers.count() + 1) + 1
+    // Twice, because those who only look have shares of their own. More for `/metrics` over TCP,
+    // and one for a reload that a signal asks for.
+    CHANGES_MAX + FLUSHES_MAX + POOL_CHANGES_MAX + WORKERS_MAX * (2 * workers.count() + 1) + 1
 }
 
 /// The right to use one thread of a share, or to wait.

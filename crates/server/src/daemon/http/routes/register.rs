@@ -24,7 +24,7 @@ use crate::daemon::stack::{invalid, refusal};
 use crate::daemon::view::View;
 
 /// An error as a response.
-pub(super) struct Refused(pub(super) ErrorBody);
+pub(crate) struct Refused(pub(crate) ErrorBody);
 
 impl From<ErrorBody> for Refused {
     fn from(body: ErrorBody) -> Self {
@@ -255,17 +255,21 @@ impl Routes {
         F: Future<Output = Result<Response, Refused>> + Send,
     {
         let row = endpoint.row();
-        let filter = match row.method {
-            Method::Get => MethodFilter::GET,
-            Method::Post => MethodFilter::POST,
-            Method::Patch => MethodFilter::PATCH,
-            Method::Delete => MethodFilter::DELETE,
-        };
         let answer = move |State(daemon): State<Arc<Daemon>>, request: Request| async move {
             let (parameters, query, body) = read(row, request).await?;
             handler(daemon, parameters, query, body).await
         };
-        self.list.push((row, on(filter, answer)));
+        self.list.push((row, on(filter(row.method), answer)));
+    }
+}
+
+/// The requests of a method.
+pub(super) fn filter(method: Method) -> MethodFilter {
+    match method {
+        Method::Get => MethodFilter::GET,
+        Method::Post => MethodFilter::POST,
+        Method::Patch => MethodFilter::PATCH,
+        Method::Delete => MethodFilter::DELETE,
     }
 }
 
