@@ -165,7 +165,10 @@ impl Daemon {
     /// Notes a request that has ended, in the log and in the audit log.
     fn audit(&self, entry: AuditEntry) {
         let AuditEntry { user_id, process_id, command, request, status, error, .. } = &entry;
-        tracing::info!(user_id, process_id, command, status, error, "audit: {request}");
+        // Signals, starts and ends have lines of their own.
+        if user_id.is_some() {
+            tracing::info!(user_id, process_id, command, status, error, "audit: {request}");
+        }
         let audit = self.part::<Arc<Audit>>();
         let writer = Arc::clone(audit);
         audit.push(entry, |work| {
