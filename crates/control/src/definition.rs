@@ -41,6 +41,13 @@ pub struct DiskDefinition {
     /// The volume of the pool, or `VOLUME@SNAPSHOT`, which is read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
+    /// The URI of an NBD export that has the disk's blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<String>,
+    /// How long a request to the NBD server is tried before it fails; the daemon's default if
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Nanoseconds>,
     /// The size of a disk in memory. It is empty at the start, and its data is lost at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
@@ -88,6 +95,8 @@ impl Default for DiskDefinition {
             key: None,
             store: None,
             volume: None,
+            nbd: None,
+            timeout: None,
             memory: None,
             null: None,
             direct: false,
@@ -110,6 +119,7 @@ impl DiskDefinition {
         self.image == other.image
             && self.store == other.store
             && self.volume == other.volume
+            && self.nbd == other.nbd
             && self.memory.is_some() == other.memory.is_some()
             && self.null.is_some() == other.null.is_some()
     }
@@ -117,10 +127,10 @@ impl DiskDefinition {
     /// The same disk with the store of `other`.
     #[must_use]
     pub fn with_store_of(self, other: &Self) -> Self {
-        let DiskDefinition { image, format, key, store, volume, memory, null, direct, .. } =
-            other.clone();
-        let block_size = other.block_size;
-        Self { image, format, key, store, volume, memory, null, direct, block_size, ..self }
+        let DiskDefinition { image, format, key, store, volume, nbd, timeout, .. } = other.clone();
+        let Self { memory, null, direct, block_size, .. } = *other;
+        let with = Self { image, format, key, store, volume, nbd, timeout, ..self };
+        Self { memory, null, direct, block_size, ..with }
     }
 }
 
@@ -163,6 +173,19 @@ impl Section for DiskDefinition {
             "volume",
             "",
             "the volume of the pool `store`, or `VOLUME@SNAPSHOT` for a snapshot, which is read-only",
+        ),
+        Key::new(
+            "nbd",
+            "",
+            "instead of `image`: the URI of an [export of an NBD server](nbd.md#the-nbd-client), for \
+             example `nbds://host/export?tls-certificates=/etc/fathom/tls`. The server determines the \
+             size",
+        ),
+        Key::new(
+            "timeout",
+            "",
+            "with `nbd`: how long a request is tried before it fails, from 1s to 1h; by default 30s. \
+             Meanwhile the server may be started again",
         ),
         Key::new(
             "memory",

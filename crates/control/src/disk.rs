@@ -270,10 +270,13 @@ impl DiskStatus {
 /// The store of a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendStatus {
-    /// `file`, `memory` or `null`.
+    /// `file`, `memory`, `null`, `nbd` or the name of another kind of store.
     pub name: String,
     /// The image, for `file`.
     pub image: Option<String>,
+    /// The URI of the export, for `nbd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
     /// Whether the host's page cache is bypassed.
     pub direct: bool,
     /// The disk model whose timing is simulated, if any.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fathom_block::{ErrorKind, Flags, Operation, PartAnswer};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::unflushed::Unflushed;
@@ -37,6 +38,17 @@ impl Asked {
             && other.operation.modifies()
             && self.offset < other_end
             && other.offset < end
+    }
+
+    /// The part within the first `capacity` bytes; `None` if there is none.
+    pub(crate) fn within(mut self, capacity: u64) -> Option<Self> {
+        let left = capacity.checked_sub(self.offset).filter(|left| *left > 0)?;
+        if self.length > left {
+            self.length = left;
+            let data = &self.data[..self.data.len().min(left as usize)];
+            self.data = Arc::from(data);
+        }
+        Some(self)
     }
 
     /// The header on the wire.
@@ -94,7 +106,18 @@ pub(crate) struct ThreadReport {
     pub(crate) connections: AtomicU64,
     /// When a connection was last given up whose server had a change.
     given_up: Mutex<Option<Instant>>,
+    /// The size of the disk, in bytes. That of the export may be greater.
+    pub(crate) capacity: AtomicU64,
+    /// The disk has another size, which a connection has to begin with.
+    pub(crate) renewed: Notify,
+    /// Nobody asks anything any more.
+    pub(crate) left: Notify,
+    /// Called when the export becomes unreachable, and when it can be reached again.
+    pub(crate) listener: Mutex<Option<Listener>>,
 }
+
+/// See [`ThreadReport::listener`].
+pub(crate) type Listener = Box<dyn Fn() + Send + Sync>;
 
 impl ThreadReport {
     /// Whether a server may still carry out a change of a connection that was given up.
@@ -127,7 +150,18 @@ impl ThreadReport {
 
     /// Sets the reason why there is no connection.
     pub(crate) fn set_unreachable(&self, reason: Option<String>) {
-        *self.unreachable.lock() = reason;
+        let is_reachable = reason.is_none();
+        let before = std::mem::replace(&mut *self.unreachable.lock(), reason);
+        if before.is_none() != is_reachable {
+            if let Some(listener) = &*self.listener.lock() {
+                listener();
+            }
+        }
+    }
+
+    /// The size of the disk, in bytes.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
     }
 }
 
@@ -266,6 +300,14 @@ impl JobList {
         job.finish(outcome);
     }
 
+    /// The changes that the server may still lose, but for what lies beyond the end of a disk that
+    /// has become smaller.
+    pub(crate) fn unflushed_within(&self) -> Vec<Asked> {
+        let capacity = self.shared.capacity();
+        let all = self.unflushed.all().into_iter();
+        all.filter_map(|asked| asked.within(capacity)).collect()
+    }
+
     /// The server may have lost changes that it has acknowledged.
     pub(crate) fn lose(&mut self) {
         self.shared.lose();
@@ -338,5 +380,25 @@ fn kind(number: u32) -> ErrorKind {
         error::NO_SPACE => ErrorKind::NoSpace,
         error::NOT_SUPPORTED => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_beyond_the_end_is_cut_off() {
+        let write = |offset: u64, length: usize| {
+            let (operation, flags) = (Operation::Write, Flags::default());
+            let data = Arc::from(vec![1; length]);
+            Asked { operation, offset, length: length as u64, flags, data }
+        };
+        let within = |asked: Asked| asked.within(100).map(|it| (it.length, it.data.len()));
+        assert_eq!(within(write(0, 100)), Some((100, 100)));
+        assert_eq!(within(write(90, 20)), Some((10, 10)));
+        assert_eq!((within(write(100, 20)), within(write(101, 1))), (None, None));
+        let zeroes = Asked { length: 50, data: Arc::from([]), ..write(80, 0) };
+        assert_eq!(within(zeroes), Some((20, 0)));
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use crate::handshake::Export;
-use crate::job::{Asked, Job};
+use crate::job::{Asked, Job, ThreadReport};
 use crate::wire::transmission;
 
 /// The most bytes of a part without data: a multiple of all alignments that fits into 32 bits.
@@ -29,19 +29,20 @@ pub(crate) struct RemoteQueue {
 /// The way to the export's thread.
 struct Sender {
     export: Export,
+    shared: Arc<ThreadReport>,
     jobs: UnboundedSender<Job>,
     timeout: Duration,
 }
 
 impl RemoteQueue {
     pub(crate) fn open(
-        export: Export,
+        (export, shared): (Export, Arc<ThreadReport>),
         jobs: UnboundedSender<Job>,
         timeout: Duration,
         reactor: &mut Reactor,
     ) -> io::Result<Self> {
         let requests = PartedRequests::open(reactor)?;
-        Ok(Self { requests, sender: Sender { export, jobs, timeout } })
+        Ok(Self { requests, sender: Sender { export, shared, jobs, timeout } })
     }
 }
 
@@ -63,7 +64,7 @@ impl Sender {
             Operation::GetId | Operation::Extents => Some(ErrorKind::Unsupported),
             Operation::Flush => None,
             Operation::Read | Operation::Write | Operation::Discard | Operation::WriteZeroes
-                if end > self.export.capacity =>
+                if end > self.shared.capacity() =>
             {
                 Some(ErrorKind::OutOfRange)
             }
@@ -127,7 +128,10 @@ impl BackendQueue for RemoteQueue {
         if let Some(kind) = sender.refusal(&request) {
             return context.complete(request, Err(kind));
         }
-        if request.operation.has_range() && request.length == 0 {
+        let is_empty = request.operation.has_range() && request.length == 0;
+        // Nothing was written to an export without flushes.
+        let has_flush = sender.export.has(transmission::SEND_FLUSH);
+        if is_empty || request.operation == Operation::Flush && !has_flush {
             return context.complete(request, Ok(()));
         }
         requests.begin(request, |request, answers| sender.begin(request, answers), context);

@@ -37,22 +37,24 @@ pub struct RemoteOptions {
     pub uri: NbdUri,
     /// How long a request is tried before it fails. Meanwhile the server may be started again.
     pub timeout: Duration,
+    /// Whether nothing is written, so that the server need not make anything durable.
+    pub read_only: bool,
 }
 
 impl RemoteOptions {
-    /// Requests are tried for 30 s.
+    /// Requests are tried for 30 s, and may write.
     pub fn new(uri: NbdUri) -> Self {
-        Self { uri, timeout: Duration::from_secs(30) }
+        Self { uri, timeout: Duration::from_secs(30), read_only: false }
     }
 }
 
 /// A disk whose blocks another server has. A server that is started again, even after it was
 /// killed, costs time and no write: what it had not made durable is sent again.
 pub struct RemoteDisk {
+    options: RemoteOptions,
     export: Export,
     shared: Arc<ThreadReport>,
     jobs: UnboundedSender<Job>,
-    timeout: Duration,
 }
 
 impl RemoteDisk {
@@ -66,7 +68,7 @@ impl RemoteDisk {
         let (opened, result) = std::sync::mpsc::channel();
         let shared = Arc::new(ThreadReport::default());
         let state = JobList::new(Arc::clone(&shared), options.timeout);
-        let (uri, thread_shared) = (options.uri.clone(), Arc::clone(&shared));
+        let (thread_options, thread_shared) = (options.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("nbd-client".into());
         let spawned = thread.spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -75,9 +77,11 @@ impl RemoteDisk {
                 Err(error) => return drop(opened.send(Err(error.into()))),
             };
             runtime.block_on(async move {
-                match reach(&uri, secure.as_ref()).await {
+                match reach(&thread_options, secure.as_ref()).await {
                     Ok((stream, export)) => {
-                        let remote = Remote { uri, secure, export, shared: thread_shared };
+                        thread_shared.capacity.store(export.capacity, Ordering::Relaxed);
+                        let options = thread_options;
+                        let remote = Remote { options, secure, export, shared: thread_shared };
                         if opened.send(Ok(export)).is_ok() {
                             remote.serve(stream, &RefCell::new(state), received).await;
                         }
@@ -93,19 +97,44 @@ impl RemoteDisk {
         let result = result.recv().unwrap_or_else(|_| ended());
         let export =
             result.map_err(|failure| failure.advise_else("check the server, and the URI"))?;
-        Ok(Self { export, shared, jobs, timeout: options.timeout })
+        Ok(Self { options: options.clone(), export, shared, jobs })
+    }
+
+    /// Calls `listener` when the server is away, and when it answers again, on the export's thread.
+    /// It must not block. It replaces an earlier one.
+    pub fn watch(&self, listener: impl Fn() + Send + Sync + 'static) {
+        *self.shared.listener.lock() = Some(Box::new(listener));
+    }
+
+    /// Ends the connection: nothing is asked any more, and the server is about to end. Requests that
+    /// follow fail.
+    pub fn leave(&self) {
+        self.shared.left.notify_one();
+    }
+
+    /// The size that the export has now, in bytes. Blocks, for at most 10 s.
+    fn measure(&self) -> Result<u64, Failure> {
+        let secure = self.options.uri.tls.as_ref().map(Secure::new).transpose()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let reached = runtime.block_on(async { reach(&self.options, secure.as_ref()).await });
+        runtime.shutdown_background();
+        reached.map(|(_, export)| export.capacity)
     }
 }
 
 /// Connects, and agrees on the export.
-async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Export), Failure> {
+async fn reach(
+    options: &RemoteOptions,
+    secure: Option<&Secure>,
+) -> Result<(AnyStream, Export), Failure> {
     let attempt = async {
-        let stream = connect(&uri.transport).await?;
-        negotiate(stream, &uri.export, secure).await
+        let stream = connect(&options.uri.transport).await?;
+        negotiate(stream, &options.uri.export, secure).await
     };
     let (stream, export) =
         timeout(CONNECT_TIME_MAX, attempt).await.unwrap_or_else(|_| Err(Failure::new(SILENT)))?;
-    if !export.has(transmission::SEND_FLUSH) {
+    let is_written = !options.read_only && !export.has(transmission::READ_ONLY);
+    if is_written && !export.has(transmission::SEND_FLUSH) {
         let message = "the server has no flush, so that nothing is durable";
         return Err(Failure::new(message).advise("use another one"));
     }
@@ -114,7 +143,7 @@ async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Expo
 
 /// What the thread has.
 struct Remote {
-    uri: NbdUri,
+    options: RemoteOptions,
     secure: Option<Secure>,
     export: Export,
     shared: Arc<ThreadReport>,
@@ -130,14 +159,20 @@ impl Remote {
     ) {
         loop {
             self.shared.connections.fetch_add(1, Ordering::Relaxed);
-            let reason = match run(stream, state, &mut jobs).await {
-                End::Closed => return,
-                End::Failed(reason) => reason,
+            let reason = tokio::select! {
+                end = run(stream, state, &mut jobs) => match end {
+                    End::Closed => return,
+                    End::Failed(reason) => Some(reason),
+                },
+                () = self.shared.renewed.notified() => None,
+                () = self.shared.left.notified() => return state.borrow_mut().close(),
             };
             state.borrow().give_up(false);
-            let server = self.uri.server();
-            tracing::warn!(server, "the connection to an NBD server is lost: {reason}");
-            self.shared.set_unreachable(Some(format!("{server}: {reason}")));
+            let server = self.options.uri.server();
+            if let Some(reason) = reason {
+                tracing::warn!(server, "the connection to an NBD server is lost: {reason}");
+                self.shared.set_unreachable(Some(format!("{server}: {reason}")));
+            }
             match self.reconnect(state, &mut jobs).await {
                 Some(next) => stream = next,
                 None => return state.borrow_mut().close(),
@@ -171,14 +206,14 @@ impl Remote {
     }
 
     async fn attempts(&self, state: &RefCell<JobList>) -> AnyStream {
-        let mut pause = PAUSE;
+        let (mut pause, server) = (PAUSE, self.options.uri.server());
         loop {
             sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MAX);
             match self.attempt(state).await {
                 Ok(stream) => return stream,
                 Err(reason) => {
-                    self.shared.set_unreachable(Some(format!("{}: {reason}", self.uri.server())));
+                    self.shared.set_unreachable(Some(format!("{server}: {reason}")));
                 }
             }
         }
@@ -187,18 +222,12 @@ impl Remote {
     async fn attempt(&self, state: &RefCell<JobList>) -> Result<AnyStream, String> {
         // The certificates may have been renewed; if they cannot be read now, the known ones are
         // used.
-        let renewed = self.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
+        let renewed = self.options.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
         let secure = renewed.as_ref().or(self.secure.as_ref());
-        let reached = reach(&self.uri, secure).await;
+        let reached = reach(&self.options, secure).await;
         let (mut stream, export) = reached.map_err(|failure| format!("{failure:#}"))?;
-        let known = self.export;
-        if export.capacity < known.capacity
-            || export.flags & known.flags != known.flags
-            || export.has(transmission::READ_ONLY) != known.has(transmission::READ_ONLY)
-            || export.length_min > known.length_min
-            || export.length_max < known.length_max
-        {
-            return Err("the export is not what it was".into());
+        if let Some(difference) = self.difference(&export) {
+            return Err(format!("the export is not what it was: {difference}"));
         }
         let repeated = repeat(&mut stream, state).await;
         if repeated.is_err() {
@@ -206,6 +235,22 @@ impl Remote {
         }
         repeated?;
         Ok(stream)
+    }
+
+    /// Why an export cannot stand in for the one that was opened.
+    fn difference(&self, export: &Export) -> Option<String> {
+        let (known, capacity) = (self.export, self.shared.capacity());
+        if export.capacity < capacity {
+            return Some(format!("it has {} bytes, and had {capacity}", export.capacity));
+        }
+        if export.has(transmission::READ_ONLY) != known.has(transmission::READ_ONLY) {
+            let now = if export.has(transmission::READ_ONLY) { "read-only" } else { "writable" };
+            return Some(format!("it is {now} now"));
+        }
+        let offers_less = export.flags & known.flags != known.flags
+            || export.length_min > known.length_min
+            || export.length_max < known.length_max;
+        offers_less.then(|| "it offers less".to_owned())
     }
 }
 
@@ -215,7 +260,7 @@ impl Backend for RemoteDisk {
     }
 
     fn capacity(&self) -> u64 {
-        self.export.capacity
+        self.shared.capacity()
     }
 
     fn geometry(&self) -> Geometry {
@@ -239,20 +284,28 @@ impl Backend for RemoteDisk {
             extents: false,
             ..Capabilities::ALL
         };
-        if has(transmission::READ_ONLY) { all.read_only() } else { all }
+        if has(transmission::READ_ONLY) || self.options.read_only { all.read_only() } else { all }
     }
 
     fn open_queue(
         &self,
         context: &mut BackendOpenContext<'_>,
     ) -> io::Result<Box<dyn BackendQueue>> {
-        let queue =
-            RemoteQueue::open(self.export, self.jobs.clone(), self.timeout, context.reactor())?;
-        Ok(Box::new(queue))
+        let export = (self.export, Arc::clone(&self.shared));
+        let (jobs, timeout) = (self.jobs.clone(), self.options.timeout);
+        Ok(Box::new(RemoteQueue::open(export, jobs, timeout, context.reactor())?))
     }
 
-    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
-        Err(ErrorKind::Unsupported)
+    /// The server determines the size: only that of the export is accepted. The server learns
+    /// nothing; a new connection begins, because servers keep to the size that they have announced.
+    fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
+        let found = self.measure().map_err(|_| ErrorKind::Io)?;
+        if found != capacity {
+            return Err(ErrorKind::Unsupported);
+        }
+        self.shared.capacity.store(capacity, Ordering::Relaxed);
+        self.shared.renewed.notify_one();
+        Ok(())
     }
 
     fn problems(&self) -> Vec<BackendProblem> {

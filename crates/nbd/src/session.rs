@@ -64,7 +64,7 @@ pub(crate) async fn run(
 /// acknowledged and perhaps lost, and then those that were in flight. They are sent one after the
 /// other, because one may replace another.
 pub(crate) async fn repeat(stream: &mut AnyStream, state: &RefCell<JobList>) -> Result<(), String> {
-    let acknowledged = state.borrow().unflushed.all();
+    let acknowledged = state.borrow().unflushed_within();
     for asked in &acknowledged {
         let cookie = state.borrow_mut().cookie();
         if repeat_one(stream, asked, cookie).await? != 0 {

@@ -112,6 +112,22 @@ impl NbdUri {
         Ok(Self { text: text.to_owned(), transport, export, tls })
     }
 
+    /// The export and its server. Two URIs with the same place are of one export; there may be
+    /// other names of the server.
+    pub fn place(&self) -> String {
+        format!("{}/{}", self.server(), self.export)
+    }
+
+    /// A path in the URI that depends on the current folder.
+    pub fn relative_path(&self) -> Option<&Path> {
+        let socket = match &self.transport {
+            Transport::Unix(path) => Some(&**path),
+            Transport::Tcp(..) => None,
+        };
+        let folder = self.tls.as_ref().and_then(|tls| tls.authority.parent());
+        socket.into_iter().chain(folder).find(|path| !path.is_absolute())
+    }
+
     /// The server, for messages.
     pub fn server(&self) -> String {
         match &self.transport {
@@ -165,6 +181,10 @@ mod tests {
         let uri = NbdUri::parse("nbd://[::1]:99").unwrap();
         assert_eq!((&*uri.server(), &*uri.export), ("[::1]:99", ""));
         assert!(NbdUri::parse("nbd://127.0.0.1/x").is_ok());
+        assert_eq!(uri.place(), "[::1]:99/");
+        assert!(uri.relative_path().is_none());
+        let relative = "nbds://host/x?tls-certificates=tls";
+        assert_eq!(NbdUri::parse(relative).unwrap().relative_path(), Some(Path::new("tls")));
         let named = "nbds+unix:///x?socket=/s&tls-certificates=/t&tls-hostname=other";
         assert_eq!(NbdUri::parse(named).unwrap().tls.unwrap().name, "other");
     }

@@ -20,10 +20,11 @@ use crate::{
 };
 
 pub(super) fn add(options: &AddOptions) -> CommandResult {
-    let has_store = options.image.is_some() || options.store.is_some();
+    let has_store = options.image.is_some() || options.store.is_some() || options.nbd.is_some();
     if !has_store && options.memory.is_none() && options.null.is_none() {
         return Err(Failure::usage("a disk needs a back end").advise(
-            "name one of --image PATH, --store POOL --volume NAME, --memory SIZE and --null SIZE",
+            "name one of --image PATH, --store POOL --volume NAME, --nbd URI, --memory SIZE and \
+             --null SIZE",
         ));
     }
     let definition = DiskDefinition {
@@ -35,6 +36,8 @@ pub(super) fn add(options: &AddOptions) -> CommandResult {
         key: options.key.clone(),
         store: options.store.as_deref().map(absolute),
         volume: options.volume.clone(),
+        nbd: options.nbd.clone(),
+        timeout: options.timeout,
         memory: options.memory,
         null: options.null,
         direct: options.direct,
@@ -193,7 +196,8 @@ fn table(list: &DiskList) -> Table {
     ]);
     for disk in &list.disks {
         let layers: Vec<&str> = disk.layers.iter().map(|layer| layer.name.as_str()).collect();
-        let backend = disk.backend.image.as_ref().unwrap_or(&disk.backend.name);
+        let backend = disk.backend.image.as_ref().or(disk.backend.server.as_ref());
+        let backend = backend.unwrap_or(&disk.backend.name);
         let socket = disk.frontends.iter().find_map(|frontend| match frontend {
             FrontendStatus::VhostUser(status) => Some(status.socket.clone()),
             FrontendStatus::Nbd(_) => None,

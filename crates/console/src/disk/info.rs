@@ -309,6 +309,9 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     if let Some(image) = &backend.image {
         below += &format!(" {image}");
     }
+    if let Some(server) = &backend.server {
+        below += &format!(" {server}");
+    }
     if backend.direct {
         below += ", direct";
     }

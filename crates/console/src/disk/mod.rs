@@ -244,6 +244,12 @@ pub struct AddOptions {
     /// The volume of the pool, or VOLUME@SNAPSHOT
     #[arg(long, value_name = "NAME", requires = "store")]
     volume: Option<String>,
+    /// The URI of an NBD export, for example `nbds://host/export?tls-certificates=/etc/fathom/tls`
+    #[arg(long, value_name = "URI", group = "backend")]
+    nbd: Option<String>,
+    /// How long a request to the NBD server is tried before it fails [default: 30s]
+    #[arg(long, value_name = "TIME", requires = "nbd")]
+    timeout: Option<Nanoseconds>,
     /// A disk in memory; its data is lost when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]
     memory: Option<Bytes>,

@@ -15,6 +15,7 @@ mod claims;
 mod device_marks;
 mod devices;
 mod events;
+mod exports;
 mod flushes;
 mod folders;
 mod freezes;

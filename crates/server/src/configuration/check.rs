@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{DiskDefinition, ExportsDefinition};
+use fathom_nbd::NbdUri;
 use fathom_options::{Origin, Origins, Problems, suggestion};
 
 use super::disk::check_parts;
@@ -13,10 +14,14 @@ use super::host::{
 };
 use super::layers::check_layers;
 use super::{Configuration, Placed};
+use crate::stores::exports;
 use crate::stores::kinds::StoreKind;
 
 /// The longest name of a disk, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
+
+/// The time limits that requests to an NBD server can have, in nanoseconds.
+const TIMEOUT_RANGE: std::ops::RangeInclusive<u64> = 1_000_000_000..=3_600_000_000_000;
 
 /// The address of an NBD listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,21 +192,20 @@ impl Configuration {
     fn check_images(&self, extent: Extent, problems: &mut Problems) {
         let mut seen: BTreeMap<ImageKey, (&Placed<DiskDefinition>, bool)> = BTreeMap::new();
         for disk in &self.disks {
-            let Some(image) = &disk.definition.image else { continue };
-            let Some(identity) = ImageKey::of(image, extent) else { continue };
+            let Some((key, shown, identity)) = content_of(&disk.definition, extent) else {
+                continue;
+            };
             let writes = !disk.definition.read_only;
             match seen.get(&identity) {
                 Some((first, other_writes)) if writes || *other_writes => problems.add(
-                    disk.origins.of("image"),
+                    disk.origins.of(key),
                     format!(
-                        "the image {} is also that of the disk {:?}, and a writer cannot share \
-                         it",
-                        image.display(),
+                        "the {shown} is also that of the disk {:?}, and a writer cannot share it",
                         first.definition.name
                     ),
                     format!(
-                        "give each disk a different image, or make both `read_only = true`{}",
-                        the_other(&first.origins.of("image"))
+                        "give each disk a different one, or make both `read_only = true`{}",
+                        the_other(&first.origins.of(key))
                     ),
                 ),
                 Some(_) => {}
@@ -303,6 +307,17 @@ impl Configuration {
     }
 }
 
+/// What has a disk's bytes, for disks with an image or an export: the key that names it, what it
+/// is called in messages, and what tells it from others.
+fn content_of(disk: &DiskDefinition, extent: Extent) -> Option<(&'static str, String, ImageKey)> {
+    if let Some(image) = &disk.image {
+        let identity = ImageKey::of(image, extent)?;
+        return Some(("image", format!("image {}", image.display()), identity));
+    }
+    let place = exports::place(disk)?;
+    Some(("nbd", format!("export {place}"), ImageKey::Export(place)))
+}
+
 /// Checks one disk without the others.
 ///
 /// # Errors
@@ -389,10 +404,14 @@ fn check_backend(
         if let Some(image) = &disk.image {
             check_image(image, disk, origins, extent, problems);
         }
+        if let Some(export) = &disk.nbd {
+            check_export(export, origins, problems);
+        }
         if let Some(size) = kind.size(&mut disk.clone()) {
             check_size(kind.key, size.0, disk, origins, problems);
         }
     }
+    check_timeout(disk, origins, problems);
     if disk.format.is_some() && disk.image.is_none() {
         problems.add(
             origins.of("format"),
@@ -405,7 +424,7 @@ fn check_backend(
             problems.add(
                 origins.of("block_size"),
                 "`block_size` is for images only",
-                "leave it out: this disk has blocks of 512 bytes",
+                "leave it out: this disk has the smallest blocks that its store allows",
             );
         } else if !matches!(size.0, 512 | 4096) {
             problems.add(
@@ -420,6 +439,39 @@ fn check_backend(
             origins.of("direct"),
             "`direct` is for images and stores only",
             "leave it out: this disk does not use the page cache",
+        );
+    }
+}
+
+/// Checks the URI of an export.
+fn check_export(export: &str, origins: &Origins, problems: &mut Problems) {
+    match NbdUri::parse(export) {
+        Err(failure) => problems.add(origins.of("nbd"), failure.message, failure.remedy),
+        Ok(uri) => {
+            if let Some(path) = uri.relative_path() {
+                problems.add(
+                    origins.of("nbd"),
+                    format!("the path {:?} in the URI is not absolute", path.display().to_string()),
+                    "begin it with a slash: the daemon may run in another folder",
+                );
+            }
+        }
+    }
+}
+
+fn check_timeout(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
+    let Some(timeout) = disk.timeout else { return };
+    if disk.nbd.is_none() {
+        problems.add(
+            origins.of("timeout"),
+            "`timeout` is for disks on NBD servers only",
+            "leave it out: the host's kernel decides how long requests of this disk are tried",
+        );
+    } else if !TIMEOUT_RANGE.contains(&timeout.0) {
+        problems.add(
+            origins.of("timeout"),
+            "requests to an NBD server cannot have this time limit",
+            "choose one from 1s to 1h",
         );
     }
 }

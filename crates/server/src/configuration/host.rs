@@ -172,6 +172,8 @@ pub(super) enum ImageKey {
     Identity(u64, u64),
     /// The path, without `.` and double slashes.
     Path(PathBuf),
+    /// The server and the name of an export.
+    Export(String),
 }
 
 impl ImageKey {

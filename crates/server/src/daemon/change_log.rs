@@ -171,6 +171,9 @@ pub(crate) fn physical_disk(definition: &DiskDefinition) -> String {
     if let Some(image) = &definition.image {
         return image.display().to_string();
     }
+    if let Some(export) = &definition.nbd {
+        return export.clone();
+    }
     StoreKind::of(definition).map_or_else(String::new, |kind| kind.key.into())
 }
 

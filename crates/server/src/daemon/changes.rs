@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::Daemon;
 use crate::configuration::{image_identity, normal_path};
 use crate::daemon::stack::refusal;
+use crate::stores::exports;
 
 /// How long a change waits for an earlier change of the same disk.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -91,6 +92,8 @@ pub(crate) struct Claims {
     socket: Option<PathBuf>,
     /// The identity of the image in its file system when the disk was opened.
     image: Option<(u64, u64)>,
+    /// The export of an NBD server that has the disk's blocks.
+    export: Option<String>,
     /// The name that the operator has given to the image's device.
     key: Option<String>,
     read_only: bool,
@@ -103,6 +106,7 @@ impl Claims {
             name: definition.name.clone(),
             socket: definition.vhost_user.as_ref().map(|guest| normal_path(&guest.socket)),
             image: definition.image.as_deref().and_then(image_identity),
+            export: exports::place(definition),
             key: definition.key.clone(),
             read_only: definition.read_only,
         }
@@ -152,13 +156,15 @@ impl Claims {
                 );
             }
             let shares = self.image.is_some() && self.image == other.image;
-            if shares && !(self.read_only && other.read_only) {
+            let shares_export = self.export.is_some() && self.export == other.export;
+            if (shares || shares_export) && !(self.read_only && other.read_only) {
+                let what = if shares { "image" } else { "export" };
                 return conflict(
                     format!(
-                        "the disk {:?} has this image, and a writer cannot share it",
+                        "the disk {:?} has this {what}, and a writer cannot share it",
                         other.name
                     ),
-                    "choose another image, or make both disks read-only",
+                    &format!("choose another {what}, or make both disks read-only"),
                 );
             }
         }

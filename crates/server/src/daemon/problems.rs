@@ -360,6 +360,7 @@ fn of_disk(served: &Served) -> Vec<FoundProblem> {
     };
     let (tap, room) = (parts.get::<Tap>(), parts.get::<WaitForRoom>());
     let image = definition.image.as_deref().map(|path| path.display().to_string());
+    let image = image.or_else(|| definition.nbd.clone());
     let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
     let mut problems = disk.backend().problems();
     if !disk.backend().has_lost_writes() {

@@ -367,6 +367,8 @@ fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static 
     compare("key", before.key == after.key);
     compare("store", before.store == after.store);
     compare("volume", before.volume == after.volume);
+    compare("nbd", before.nbd == after.nbd);
+    compare("timeout", before.timeout == after.timeout);
     compare("memory", before.memory == after.memory);
     compare("null", before.null == after.null);
     compare("direct", before.direct == after.direct);

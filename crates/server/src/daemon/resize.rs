@@ -32,6 +32,11 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
         ));
     }
     disk.resize(capacity).map_err(|error| match error {
+        ErrorKind::Unsupported if served.live().definition.nbd.is_some() => refusal(
+            ErrorCode::Unsupported,
+            format!("the export of the disk {name:?} does not have this size"),
+            "resize it at its NBD server, then give the disk the same size",
+        ),
         ErrorKind::Unsupported => objection(served, capacity < before).unwrap_or_else(|| {
             refusal(
                 ErrorCode::Unsupported,

@@ -348,6 +348,8 @@ impl Flags {
             key: self.key.clone(),
             store: None,
             volume: None,
+            nbd: None,
+            timeout: None,
             memory: self.memory,
             null: self.null,
             direct: self.direct,

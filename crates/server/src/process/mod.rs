@@ -3,7 +3,9 @@
 pub(crate) mod command;
 pub(crate) mod group;
 pub(crate) mod journal;
+pub(crate) mod line;
 pub(crate) mod notify;
 pub(crate) mod packets;
+pub(crate) mod qmp;
 pub(crate) mod run;
 mod text;

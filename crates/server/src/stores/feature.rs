@@ -7,6 +7,7 @@ use fathom_control::{ErrorBody, ReloadReport, WhenFull};
 use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 
 use super::clusters::Clusters;
+use super::exports::OpenExports;
 use super::models::ModelDevices;
 use super::options::ClusterDefinition;
 use super::pools::Pools;
@@ -33,6 +34,7 @@ impl Feature for Stores {
         parts.add(ModelDevices::default());
         let memory = configuration.map(|found| found.daemon.definition.store_index_memory.0);
         parts.add(Pools::new(memory));
+        parts.add(OpenExports::default());
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
@@ -64,6 +66,9 @@ impl Feature for Stores {
     }
 
     fn equipped(&self, equipment: &Equipment<'_>, disk: &Arc<Disk>) {
+        if equipment.before.is_none() {
+            equipment.shared.of::<OpenExports>().attend(disk);
+        }
         let room = equipment.parts.get::<WaitForRoom>();
         if let Some(room) = room.filter(|_| equipment.before.is_none()) {
             let weak = Arc::downgrade(disk);

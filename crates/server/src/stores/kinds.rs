@@ -10,6 +10,7 @@ use fathom_failure::Failure;
 
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{check_file_limit, refusal};
+use crate::stores::exports::open_export;
 use crate::stores::pools::open_volume;
 
 /// Opens the store of a definition. Gets the folder of the records of block devices, and what the
@@ -28,7 +29,7 @@ pub(crate) struct StoreKind {
 }
 
 /// The kinds.
-pub(crate) static STORES: [StoreKind; 4] = [
+pub(crate) static STORES: [StoreKind; 5] = [
     StoreKind {
         key: "image",
         is_in: |definition| definition.image.is_some(),
@@ -39,6 +40,12 @@ pub(crate) static STORES: [StoreKind; 4] = [
         key: "store",
         is_in: |definition| definition.store.is_some(),
         open: open_volume,
+        size: None,
+    },
+    StoreKind {
+        key: "nbd",
+        is_in: |definition| definition.nbd.is_some(),
+        open: open_export,
         size: None,
     },
     StoreKind {

@@ -7,6 +7,7 @@ use fathom_control::{DiskDefinition, ModelDefinition};
 use fathom_devices::{Medium, MediumKind, Placement, resolve, resolve_within};
 
 use crate::configuration::layers;
+use crate::stores::exports;
 
 /// How long the search for the devices beneath a new disk may take.
 pub(crate) const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
@@ -55,6 +56,10 @@ pub(crate) fn locations(definition: &DiskDefinition) -> (Location, Option<Locati
     let image = match (definition.image.as_ref().or(definition.store.as_ref()), model) {
         (Some(path), _) => Location::new(path, model, name),
         (_, Some(model)) => Location::Known(Placement::on(medium_of_model(model, name))),
+        (_, None) if definition.nbd.is_some() => {
+            let server = exports::server(definition).unwrap_or_default();
+            Location::Known(Placement::on(Medium::new(MediumKind::Network, server)))
+        }
         (_, None) => Location::Known(Placement::on(Medium::memory())),
     };
     // Another host is no device of this one.

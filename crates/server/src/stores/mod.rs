@@ -2,6 +2,7 @@
 
 mod attend;
 pub(crate) mod clusters;
+pub(crate) mod exports;
 pub(crate) mod feature;
 pub(crate) mod kinds;
 pub(crate) mod location;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::line::{Line, Message, PeerError};
+use crate::process::line::{Line, Message, PeerError};
 
 /// The byte before the answer that begins a session. The client sends it too, so that the agent
 /// drops an unfinished command of an earlier client.
@@ -111,8 +111,8 @@ impl Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::features::flush::line::LINE_MAX;
     use crate::features::flush::peer::Peer;
+    use crate::process::line::LINE_MAX;
 
     const LIMIT: Duration = Duration::from_millis(500);
 

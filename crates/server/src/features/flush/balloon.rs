@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::line::PeerError;
-use super::qmp::Qmp;
+use crate::process::line::PeerError;
+use crate::process::qmp::Qmp;
 
 /// How long QEMU may take for a command. An emulated guest on a busy host delays its answers.
 pub(super) const COMMAND_TIME_MAX: Duration = Duration::from_secs(3);

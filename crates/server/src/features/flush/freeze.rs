@@ -17,11 +17,11 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
 use super::agent::synchronize;
-use super::line::{Line, PeerError};
 use super::record::{Kind, Own, Record};
 use super::{ANSWER_TIME_MAX, Flusher};
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
+use crate::process::line::{Line, PeerError};
 
 /// The interval between looks for an answer, and for the end of the daemon.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,7 +1,7 @@
 //! Entry point for fuzzing: any bytes of QEMU, of the guest agent, and in a record.
 
-use super::line::{LINE_MAX, Lines, Message};
 use super::record;
+use crate::process::line::{LINE_MAX, Lines, Message};
 
 /// Reads the bytes of a fuzzer as a record and as lines that arrive in pieces. The first byte is
 /// the size of the pieces. The lines must be the same as if the bytes arrived at once.

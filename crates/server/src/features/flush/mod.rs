@@ -1,6 +1,5 @@
 //! Makes guests write their dirty data, as the configuration allows.
 //!
-//! - `line`: lines of JSON on a Unix socket, for the next three.
 //! - `qmp`: QEMU's machine protocol, which sends keys to a guest.
 //! - `balloon`: takes memory from a guest.
 //! - `agent`: runs `sync` by the guest agent.
@@ -19,7 +18,6 @@ pub(crate) mod feature;
 pub(crate) mod freeze;
 mod fuzz;
 pub(crate) mod idle;
-mod line;
 mod marks;
 mod metrics;
 pub(crate) mod options;
@@ -44,8 +42,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::configuration::Placed;
 use crate::daemon::stack::refusal;
 use crate::features::flush::options::GuestOptions;
+use crate::process::line::PeerError;
 use balloon::{Balloon, Steps};
-use line::PeerError;
 use marks::{Active, Busy, Marks};
 use record::{Kind, Own, Record, Records};
 use restorers::{Restoration, Restorers};

@@ -1,14 +1,13 @@
-//! A client of QEMU's machine protocol (QMP). It disconnects after use, because QEMU serves one
-//! client of a socket at a time. Each command has a number, which QEMU repeats in its answer: an
-//! answer that comes after the time limit of its command is not taken for the answer to a later
-//! one.
+//! What is asked of QEMU by its machine protocol. The client disconnects after use, because QEMU
+//! serves one client of a socket at a time.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::line::{Line, Message, PeerError};
+use crate::process::line::PeerError;
+use crate::process::qmp::Qmp;
 
 /// What the operator can do after an error.
 pub(crate) fn remedy(error: &PeerError) -> &'static str {
@@ -22,47 +21,6 @@ pub(crate) fn remedy(error: &PeerError) -> &'static str {
     }
 }
 
-/// A connection to QEMU.
-#[derive(Debug)]
-pub(super) struct Qmp {
-    line: Line,
-    /// The number of the last command.
-    number: u64,
-}
-
-impl Qmp {
-    /// Connects, for at most `limit`.
-    pub(super) fn open(path: &Path, limit: Duration) -> Result<Self, PeerError> {
-        let end = Instant::now() + limit;
-        let mut line = Line::open(path, end)?;
-        loop {
-            // An event may precede the greeting.
-            match Message::read(&line.next(end)?) {
-                Some(Message::Greeting) => break,
-                Some(Message::Event) => {}
-                _ => return Err(PeerError::Foreign),
-            }
-        }
-        let mut qmp = Self { line, number: 0 };
-        qmp.command("qmp_capabilities", &json!({}), limit)?;
-        Ok(qmp)
-    }
-
-    /// Carries out a command within `limit`.
-    pub(super) fn command(
-        &mut self,
-        name: &str,
-        arguments: &Value,
-        limit: Duration,
-    ) -> Result<Value, PeerError> {
-        let end = Instant::now() + limit;
-        self.number += 1;
-        let command = json!({ "execute": name, "arguments": arguments, "id": self.number });
-        self.line.send(b"", &command, end)?;
-        self.line.result(Some(self.number), end)
-    }
-}
-
 /// Presses and releases `keys` together; their names are those of QEMU's `QKeyCode`.
 pub(super) fn send_keys(path: &Path, keys: &[&str], limit: Duration) -> Result<(), PeerError> {
     let keys: Vec<Value> = keys.iter().map(|key| json!({ "type": "qcode", "data": key })).collect();
@@ -73,10 +31,11 @@ pub(super) fn send_keys(path: &Path, keys: &[&str], limit: Duration) -> Result<(
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+    use std::time::Instant;
 
     use super::*;
-    use crate::features::flush::line::LINE_MAX;
     use crate::features::flush::peer::Peer;
+    use crate::process::line::{LINE_MAX, Line};
 
     /// The outcome of a command to a peer that sends `answers`.
     fn outcome(answers: &'static [&'static [u8]]) -> Result<(), PeerError> {

@@ -22,6 +22,10 @@ fn is_bound(layer: &LayerDefinition) -> bool {
 pub(super) fn check_disk(served: &Served) -> Result<(), ErrorBody> {
     let (name, live) = (served.disk.name(), served.live().definition.clone());
     let refuse = |message: String, remedy: &str| Err(refusal(ErrorCode::Conflict, message, remedy));
+    if live.nbd.is_some() {
+        let remedy = "copy its export with `nbdcopy` or `qemu-img convert` while it is not used";
+        return refuse(format!("the disk {name:?} is at an NBD server, and does not move"), remedy);
+    }
     if live.image.is_none() && live.store.is_none() {
         let remedy = "only disks with an image or a volume move";
         return refuse(format!("the disk {name:?} has no content that lasts"), remedy);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// The longest line that is read, in bytes.
-pub(super) const LINE_MAX: usize = 64 << 10;
+pub(crate) const LINE_MAX: usize = 64 << 10;
 /// The longest text of an error that is shown, in characters.
 const TEXT_MAX: usize = 200;
 
@@ -49,7 +49,7 @@ impl From<io::Error> for PeerError {
 
 /// A message.
 #[derive(Debug, PartialEq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// The first message of QMP.
     Greeting,
     /// An event of QMP.
@@ -62,7 +62,7 @@ pub(super) enum Message {
 
 impl Message {
     /// Reads a line; `None` if it is not a message.
-    pub(super) fn read(line: &[u8]) -> Option<Self> {
+    pub(crate) fn read(line: &[u8]) -> Option<Self> {
         Self::read_numbered(line).map(|(message, _)| message)
     }
 
@@ -92,7 +92,7 @@ impl Message {
 
 /// Divides received bytes into lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     received: Vec<u8>,
     /// How many of the bytes have been searched for the end of a line.
     searched: usize,
@@ -100,7 +100,7 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Adds received bytes.
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
@@ -108,7 +108,7 @@ impl Lines {
     ///
     /// # Errors
     /// If it is too long.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, PeerError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, PeerError> {
         let new = &self.received[self.searched..];
         let Some(end) = new.iter().position(|byte| *byte == b'\n').map(|at| self.searched + at)
         else {
@@ -124,20 +124,24 @@ impl Lines {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(crate) struct Line {
     stream: UnixStream,
     lines: Lines,
 }
 
 impl Line {
     /// Connects by `end`.
-    pub(super) fn open(path: &Path, end: Instant) -> Result<Self, PeerError> {
-        let stream = fathom_control::connect(path, end)?;
-        Ok(Self { stream, lines: Lines::default() })
+    pub(crate) fn open(path: &Path, end: Instant) -> Result<Self, PeerError> {
+        Ok(Self::on(fathom_control::connect(path, end)?))
+    }
+
+    /// Uses a connection.
+    pub(crate) fn on(stream: UnixStream) -> Self {
+        Self { stream, lines: Lines::default() }
     }
 
     /// Sends `prefix` and a command by `end`.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         prefix: &[u8],
         command: &Value,
@@ -150,7 +154,7 @@ impl Line {
     }
 
     /// The next line, which has to come by `end`.
-    pub(super) fn next(&mut self, end: Instant) -> Result<Vec<u8>, PeerError> {
+    pub(crate) fn next(&mut self, end: Instant) -> Result<Vec<u8>, PeerError> {
         loop {
             if let Some(line) = self.lines.next()? {
                 return Ok(line);
@@ -162,7 +166,7 @@ impl Line {
 
     /// The result of the command with this number, if it has one, which has to come by `end`.
     /// Events and late answers to other commands are ignored.
-    pub(super) fn result(&mut self, number: Option<u64>, end: Instant) -> Result<Value, PeerError> {
+    pub(crate) fn result(&mut self, number: Option<u64>, end: Instant) -> Result<Value, PeerError> {
         loop {
             let line = self.next(end)?;
             if let Some(result) = result(&line, number)? {
@@ -172,7 +176,7 @@ impl Line {
     }
 
     /// The result of a command if it is there, without waiting.
-    pub(super) fn available_result(&mut self) -> Result<Option<Value>, PeerError> {
+    pub(crate) fn available_result(&mut self) -> Result<Option<Value>, PeerError> {
         self.stream.set_nonblocking(true)?;
         let read = self.fill();
         self.stream.set_nonblocking(false)?;
