@@ -27,10 +27,13 @@ pub struct DiskDefinition {
     /// A raw image or block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<PathBuf>,
-    /// The image's format. Without it, the daemon refuses an image whose content looks like a
-    /// format other than raw.
+    /// The image's format. Without it, the image is raw, and the daemon refuses one whose content
+    /// looks like another format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// The folders, besides that of the image, in which backing files of the image may be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub backing_folders: Vec<PathBuf>,
     /// A name for a block device that no other disk has, for its marks. Needed if the kernel knows
     /// no lasting name of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,6 +95,7 @@ impl Default for DiskDefinition {
             serial: String::new(),
             image: None,
             format: None,
+            backing_folders: Vec::new(),
             key: None,
             store: None,
             volume: None,
@@ -116,7 +120,9 @@ impl Default for DiskDefinition {
 impl DiskDefinition {
     /// Whether both have the same store, named in the same way.
     pub fn has_store_of(&self, other: &Self) -> bool {
+        let is_raw = |it: &Self| it.format.is_none_or(|format| format == ImageFormat::Raw);
         self.image == other.image
+            && (self.format == other.format || is_raw(self) && is_raw(other))
             && self.store == other.store
             && self.volume == other.volume
             && self.nbd == other.nbd
@@ -127,10 +133,11 @@ impl DiskDefinition {
     /// The same disk with the store of `other`.
     #[must_use]
     pub fn with_store_of(self, other: &Self) -> Self {
-        let DiskDefinition { image, format, key, store, volume, nbd, timeout, .. } = other.clone();
-        let Self { memory, null, direct, block_size, .. } = *other;
-        let with = Self { image, format, key, store, volume, nbd, timeout, ..self };
-        Self { memory, null, direct, block_size, ..with }
+        let DiskDefinition { image, format, backing_folders, key, store, volume, .. } =
+            other.clone();
+        let DiskDefinition { nbd, timeout, memory, null, direct, block_size, .. } = other.clone();
+        let with = Self { image, format, backing_folders, key, store, volume, ..self };
+        Self { nbd, timeout, memory, null, direct, block_size, ..with }
     }
 }
 
@@ -146,15 +153,22 @@ impl Section for DiskDefinition {
         Key::new(
             "image",
             "",
-            "a raw image or block device; `fathom disk create` creates images. The image is locked \
-             while the disk is served",
+            "a raw image or block device, or an image in another `format`; `fathom disk create` \
+             creates raw images. The image is locked while the disk is served",
         ),
         Key::new(
             "format",
             "",
-            "`\"raw\"`: the image is raw, even if its content looks like another format. Without \
+            "`\"raw\"`: the image is raw, even if its content looks like another format. `\"qcow2\"`, \
+             `\"vmdk\"`, `\"vhdx\"`, `\"vdi\"`: QEMU's code serves it ([images.md](images.md)). Without \
              it, an image that looks like qcow2, VMDK, VHD, VHDX, VDI, QED, Parallels or DMG is \
              not served (see below)",
+        ),
+        Key::new(
+            "backing_folders",
+            "[]",
+            "with a `format` other than raw: folders, besides that of the image, in which its backing \
+             files may be",
         ),
         Key::new(
             "key",
@@ -184,8 +198,8 @@ impl Section for DiskDefinition {
         Key::new(
             "timeout",
             "",
-            "with `nbd`: how long a request is tried before it fails, from 1s to 1h; by default 30s. \
-             Meanwhile the server may be started again",
+            "with `nbd` or a `format` other than raw: how long a request is tried before it fails, from \
+             1s to 1h; by default 30s. Meanwhile the server may be started again",
         ),
         Key::new(
             "memory",
@@ -250,13 +264,42 @@ impl Section for DiskDefinition {
 pub enum ImageFormat {
     /// The bytes of the disk without any structure, even if they look like another format.
     Raw,
+    /// QEMU's format, versions 2 and 3.
+    Qcow2,
+    /// `VMware`'s format, with all data in one file.
+    Vmdk,
+    /// Hyper-V's format.
+    Vhdx,
+    /// `VirtualBox`'s format.
+    Vdi,
+}
+
+impl ImageFormat {
+    const ALL: [Self; 5] = [Self::Raw, Self::Qcow2, Self::Vmdk, Self::Vhdx, Self::Vdi];
+
+    /// The name, which is also QEMU's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+            Self::Vmdk => "vmdk",
+            Self::Vhdx => "vhdx",
+            Self::Vdi => "vdi",
+        }
+    }
+}
+
+impl std::fmt::Display for ImageFormat {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name())
+    }
 }
 
 impl std::str::FromStr for ImageFormat {
     type Err = ImageFormatError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "raw" { Ok(Self::Raw) } else { Err(ImageFormatError) }
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or(ImageFormatError)
     }
 }
 
@@ -266,7 +309,9 @@ pub struct ImageFormatError;
 
 impl std::fmt::Display for ImageFormatError {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("only raw images are served; `fathom disk import` converts others")
+        formatter.write_str(
+            "images in raw, qcow2, vmdk, vhdx and vdi are served; `fathom disk import` converts others",
+        )
     }
 }
 

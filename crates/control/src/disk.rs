@@ -272,8 +272,11 @@ impl DiskStatus {
 pub struct BackendStatus {
     /// `file`, `memory`, `null`, `nbd` or the name of another kind of store.
     pub name: String,
-    /// The image, for `file`.
+    /// The image, for `file` and for formats that QEMU serves.
     pub image: Option<String>,
+    /// The files of an image that QEMU serves, the image first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<ChainFile>,
     /// The URI of the export, for `nbd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
@@ -284,6 +287,15 @@ pub struct BackendStatus {
     /// The store's own figures, which the metrics export too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<LayerFigure>,
+}
+
+/// A file of a chain of images.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainFile {
+    /// The path, without links.
+    pub path: String,
+    /// The format: `raw`, `qcow2`, `vmdk`, `vhdx` or `vdi`.
+    pub format: String,
 }
 
 /// One front end of a disk.

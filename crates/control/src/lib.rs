@@ -76,7 +76,7 @@ pub use dirty::{
     MappedDirty, TablesDirty, WrittenDirty,
 };
 pub use disk::{
-    AddQuery, BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus,
+    AddQuery, BackendStatus, CapabilitiesStatus, ChainFile, DiskList, DiskStatus, FrontendStatus,
     GeometryStatus, LayerFigure, LayerFigures, LayerStatus, NbdStatus, RemoveQuery, StoreStatus,
     UnservedDisk, VhostUserStatus,
 };

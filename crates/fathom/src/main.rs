@@ -38,16 +38,19 @@ enum DaemonCommand {
     Serve(Box<fathom_server::Serve>),
     #[command(hide = true)]
     Keep(fathom_server::Keep),
+    #[command(hide = true)]
+    Confine(fathom_server::Confine),
 }
 
 impl DaemonCommand {
     /// The names.
-    const NAMES: [&str; 2] = ["serve", "keep"];
+    const NAMES: [&str; 3] = ["serve", "keep", "confine"];
 
     fn run(&self, begun: Instant) -> ExitCode {
         match self {
             Self::Serve(options) => fathom_server::serve(options, begun),
             Self::Keep(options) => fathom_server::keep(options),
+            Self::Confine(options) => fathom_server::confine(options),
         }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Read [`MarkKind`] first. The crate must not know who reads the images.
 //!
+//! - `chain`: images of other formats and the files beneath them, read before QEMU opens them.
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
 //! - `moved`: the mark of an image that is not the current content of a disk that moves or moved.
@@ -16,6 +17,7 @@
 //!   `device`: the same for block devices, which may have several nodes.
 
 mod cached;
+mod chain;
 mod device;
 mod facts;
 mod format;
@@ -30,6 +32,10 @@ mod signature;
 mod state;
 
 pub use cached::{CacheMark, MarkedCache};
+pub use chain::{
+    BackingName, CHAIN_LENGTH_MAX, ChainFormat, ChainLink, HeaderError, fuzz_image_header,
+    read_chain,
+};
 pub use device::{Holder, lock_device, open};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use kinds::{Demand, ImageChange, Mark, MarkKind, MarkedImage};

@@ -23,6 +23,7 @@ pub use features::flush::fuzz_flush;
 pub use features::keep::{Keep, keep};
 pub use features::log::{LogCommand, settle_log};
 pub use process::command::{Serve, serve};
+pub use process::confine::{Confine, confine};
 
 /// Reads the bytes of a fuzzer as a configuration. Any bytes must give a configuration or a list of
 /// problems.

@@ -33,6 +33,7 @@ pub(super) fn add(options: &AddOptions) -> CommandResult {
         serial: options.serial.clone(),
         image: options.image.as_deref().map(absolute),
         format: options.image_format,
+        backing_folders: options.backing_folders.iter().map(|it| absolute(it)).collect(),
         key: options.key.clone(),
         store: options.store.as_deref().map(absolute),
         volume: options.volume.clone(),

@@ -323,6 +323,11 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
         };
     }
     sheet.fact("back end", below);
+    for (file, depth) in backend.chain.iter().skip(1).zip(1..) {
+        let name =
+            if depth == 1 { "backing file".to_owned() } else { format!("backing file {depth}") };
+        sheet.fact(&name, format!("{} {}", file.format, file.path));
+    }
     sheet.fact_if_any(&backend.name, figures_text(&backend.figures));
     if let Some(moving) = &status.moving {
         sheet.fact("move", moving::text(moving));

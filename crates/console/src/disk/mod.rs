@@ -229,12 +229,15 @@ pub struct ImportOptions {
 pub struct AddOptions {
     /// The disk's name, unique within the daemon
     name: String,
-    /// A raw image or block device
+    /// An image or block device
     #[arg(long, value_name = "PATH", group = "backend")]
     image: Option<PathBuf>,
-    /// Serve the image's bytes as they are (raw), even if they look like another format
+    /// The format: raw, also of bytes that look like another one, or qcow2, vmdk, vhdx, vdi
     #[arg(long = "format", value_name = "FORMAT", requires = "image")]
     image_format: Option<ImageFormat>,
+    /// A folder, besides that of the image, in which its backing files may be
+    #[arg(long = "backing-folder", value_name = "PATH", requires = "image_format")]
+    backing_folders: Vec<PathBuf>,
     /// A name for a block device that has no lasting one of its own
     #[arg(long, value_name = "NAME", requires = "image")]
     key: Option<String>,
@@ -247,8 +250,8 @@ pub struct AddOptions {
     /// The URI of an NBD export, for example `nbds://host/export?tls-certificates=/etc/fathom/tls`
     #[arg(long, value_name = "URI", group = "backend")]
     nbd: Option<String>,
-    /// How long a request to the NBD server is tried before it fails [default: 30s]
-    #[arg(long, value_name = "TIME", requires = "nbd")]
+    /// How long a request to the NBD server, or to QEMU, is tried before it fails [default: 30s]
+    #[arg(long, value_name = "TIME")]
     timeout: Option<Nanoseconds>,
     /// A disk in memory; its data is lost when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]

@@ -162,7 +162,7 @@ fn display(path: &Path) -> String {
 }
 
 fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
-    let format = image.format.map(|ImageFormat::Raw| "--format=raw".to_owned());
+    let format = image.format.map(|format| format!("--format={format}"));
     let flags =
         [(image.read_only, "--read-only"), (image.direct, "--direct"), (!image.tap, "--no-tap")];
     let flags = flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.to_owned());

@@ -12,7 +12,7 @@ use fathom_control::{Bytes, DiskChange, DiskDefinition, LayerDefinition, Nanosec
 use crate::nbd::{FLUSH, Nbd, TRIM, WRITE};
 use crate::process::{Daemon, PATIENCE, image, kill};
 
-const SIZE: u64 = 8 << 20;
+pub const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = SIZE / BLOCK;
 
@@ -90,29 +90,29 @@ fn configuration(folder: &Path, more: &str) -> String {
     )
 }
 
-fn problems(daemon: &Daemon) -> Vec<Problem> {
+pub fn problems(daemon: &Daemon) -> Vec<Problem> {
     daemon.client().disk("a").unwrap().problems
 }
 
-fn connect(daemon: &Daemon, disk: &str) -> Nbd {
+pub fn connect(daemon: &Daemon, disk: &str) -> Nbd {
     Nbd::connect(&daemon.path("nbd.sock"), disk)
 }
 
 /// Waits until the disk "a" is served.
-fn wait_until_served(daemon: &Daemon) {
+pub fn wait_until_served(daemon: &Daemon) {
     daemon.until("the disk to be served", || daemon.client().disk("a").is_ok());
 }
 
 /// What each block of a disk has to be.
-struct Content(Vec<u8>);
+pub struct Content(pub Vec<u8>);
 
 impl Content {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(vec![0; BLOCKS as usize])
     }
 
     /// Sends a batch of writes without waiting for the replies.
-    fn send(&mut self, nbd: &mut Nbd, chance: &mut fastrand::Rng) -> usize {
+    pub fn send(&mut self, nbd: &mut Nbd, chance: &mut fastrand::Rng) -> usize {
         for cookie in 0..32 {
             let (block, byte) = (chance.u64(..BLOCKS), chance.u8(1..));
             // Two writes of a block in flight have no order.
@@ -135,13 +135,13 @@ impl Content {
         16
     }
 
-    fn finish(nbd: &mut Nbd, count: usize) {
+    pub fn finish(nbd: &mut Nbd, count: usize) {
         for _ in 0..count {
             assert_eq!(nbd.reply().map(|(_, error)| error), Some(0));
         }
     }
 
-    fn verify(&self, read: impl Fn(u64, &mut [u8])) {
+    pub fn verify(&self, mut read: impl FnMut(u64, &mut [u8])) {
         let mut bytes = [0; BLOCK as usize];
         for (block, expected) in (0..).zip(&self.0) {
             read(block * BLOCK, &mut bytes);
@@ -149,13 +149,13 @@ impl Content {
         }
     }
 
-    fn verify_file(&self, path: &Path) {
+    pub fn verify_file(&self, path: &Path) {
         let file = File::open(path).unwrap();
         self.verify(|offset, bytes| file.read_exact_at(bytes, offset).unwrap());
     }
 }
 
-fn flush(nbd: &mut Nbd) -> u32 {
+pub fn flush(nbd: &mut Nbd) -> u32 {
     assert!(nbd.send(FLUSH, 77, 0, 0, &[]));
     nbd.reply().unwrap().1
 }
@@ -353,7 +353,7 @@ fn what_cannot_be_served_says_why() {
         (|disk| disk.direct = true, "`direct`"),
         (
             |disk| disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()],
-            "no writable image",
+            "no writable raw image",
         ),
     ];
     for (more, part) in wrong {

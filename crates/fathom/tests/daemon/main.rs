@@ -21,6 +21,7 @@ mod folders;
 mod freezes;
 mod giants;
 mod idle;
+mod images;
 mod intercept;
 mod keepsakes;
 mod kept_caches;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{DiskDefinition, ExportsDefinition};
+use fathom_image::ChainFormat;
 use fathom_nbd::NbdUri;
 use fathom_options::{Origin, Origins, Problems, suggestion};
 
@@ -16,6 +17,7 @@ use super::layers::check_layers;
 use super::{Configuration, Placed};
 use crate::stores::exports;
 use crate::stores::kinds::StoreKind;
+use crate::stores::qemu;
 
 /// The longest name of a disk, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
@@ -195,6 +197,7 @@ impl Configuration {
             let Some((key, shown, identity)) = content_of(&disk.definition, extent) else {
                 continue;
             };
+            let what = if key == "nbd" { "export" } else { key };
             let writes = !disk.definition.read_only;
             match seen.get(&identity) {
                 Some((first, other_writes)) if writes || *other_writes => problems.add(
@@ -204,7 +207,7 @@ impl Configuration {
                         first.definition.name
                     ),
                     format!(
-                        "give each disk a different one, or make both `read_only = true`{}",
+                        "give each disk a different {what}, or make both `read_only = true`{}",
                         the_other(&first.origins.of(key))
                     ),
                 ),
@@ -232,8 +235,15 @@ impl Configuration {
                     origins.of("image"),
                     format!("{shown} looks like a {format} image, not a raw one"),
                     format!(
-                        "convert it with `fathom disk import {shown} NEW.img`, or add \
+                        "{}convert it with `fathom disk import {shown} NEW.img`, or add \
                          {} if the guest has to see these bytes unchanged",
+                        match ChainFormat::of_name(format.qemu_name()) {
+                            Some(_) => format!(
+                                "add `format = \"{}\"` if you know that it is one, ",
+                                format.qemu_name()
+                            ),
+                            None => String::new(),
+                        },
                         match origins.whole() {
                             Origin::Flag(_) => "--format raw",
                             Origin::File { .. } | Origin::Request => "`format = \"raw\"`",
@@ -419,11 +429,18 @@ fn check_backend(
             "leave it out: this disk has no image",
         );
     }
+    if !disk.backing_folders.is_empty() && qemu::format(disk).is_none() {
+        problems.add(
+            origins.of("backing_folders"),
+            "`backing_folders` is for images with a `format` other than raw",
+            "leave it out: a raw image has no backing files",
+        );
+    }
     if let Some(size) = disk.block_size {
-        if disk.image.is_none() {
+        if disk.image.is_none() || qemu::format(disk).is_some() {
             problems.add(
                 origins.of("block_size"),
-                "`block_size` is for images only",
+                "`block_size` is for raw images only",
                 "leave it out: this disk has the smallest blocks that its store allows",
             );
         } else if !matches!(size.0, 512 | 4096) {
@@ -461,16 +478,16 @@ fn check_export(export: &str, origins: &Origins, problems: &mut Problems) {
 
 fn check_timeout(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
     let Some(timeout) = disk.timeout else { return };
-    if disk.nbd.is_none() {
+    if disk.nbd.is_none() && qemu::format(disk).is_none() {
         problems.add(
             origins.of("timeout"),
-            "`timeout` is for disks on NBD servers only",
+            "`timeout` is for disks on NBD servers and for images that are not raw",
             "leave it out: the host's kernel decides how long requests of this disk are tried",
         );
     } else if !TIMEOUT_RANGE.contains(&timeout.0) {
         problems.add(
             origins.of("timeout"),
-            "requests to an NBD server cannot have this time limit",
+            "requests to a server cannot have this time limit",
             "choose one from 1s to 1h",
         );
     }

@@ -278,12 +278,52 @@ f.toml:6:8: a disk cannot be called \"a/b\"
         "\
 f.toml:3:10: the disk \"a\" cannot have a size of 1000 bytes
   → choose a multiple of 512, for example `memory = \"1G\"`
-f.toml:4:14: `block_size` is for images only
-  → leave it out: this disk has blocks of 512 bytes
+f.toml:4:14: `block_size` is for raw images only
+  → leave it out: this disk has the smallest blocks that its store allows
 f.toml:5:10: `direct` is for images and stores only
   → leave it out: this disk does not use the page cache
 f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
   → shorten it: a virtio disk has no space for more",
+    );
+}
+
+#[test]
+fn a_server_and_a_format_have_keys_of_their_own() {
+    expect(
+        r#"[[disk]]
+name = "a"
+nbd = "nbd://localhost/x"
+timeout = "1ms"
+format = "qcow2"
+[[disk]]
+name = "b"
+nbd = "nbd://localhost:10809/x"
+[[disk]]
+name = "c"
+nbd = "nbd://10.0.0.1/x"
+[[disk]]
+name = "d"
+image = "disk.img"
+timeout = "1s"
+backing_folders = ["/srv"]
+"#,
+        "\
+f.toml:4:11: requests to a server cannot have this time limit
+  → choose one from 1s to 1h
+f.toml:5:10: `format` is for images only
+  → leave it out: this disk has no image
+f.toml:8:7: the export localhost:10809/x is also that of the disk \"a\", and a writer cannot share it
+  → give each disk a different export, or make both `read_only = true` (the other is in line 3)
+f.toml:11:7: \"nbd://10.0.0.1/x\" would cross the network in plain text
+  → use `nbds://` with `tls-certificates`
+f.toml:15:11: `timeout` is for disks on NBD servers and for images that are not raw
+  → leave it out: the host's kernel decides how long requests of this disk are tried
+f.toml:16:19: `backing_folders` is for images with a `format` other than raw
+  → leave it out: a raw image has no backing files",
+    );
+    assert!(
+        problems("[[disk]]\nname = \"a\"\nimage = \"disk.img\"\nformat = \"qed\"\n")
+            .contains("qcow2")
     );
 }
 

@@ -15,6 +15,7 @@ use crate::configuration::Configuration;
 use crate::daemon::change_log::Note;
 use crate::daemon::stack::refusal;
 use crate::features::FEATURES;
+use crate::stores::qemu;
 
 /// How long a reload waits for disks and listeners that are removed. Beyond it the removals
 /// continue, and the reload reports them.
@@ -364,6 +365,10 @@ fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static 
     compare("vm", before.vm == after.vm);
     compare("serial", before.serial == after.serial);
     compare("image", before.image == after.image);
+    // Whether a raw image may look like another format is no matter of the open one.
+    let is_raw = |it: &DiskDefinition| qemu::format(it).is_none();
+    compare("format", before.format == after.format || is_raw(before) && is_raw(after));
+    compare("backing_folders", before.backing_folders == after.backing_folders);
     compare("key", before.key == after.key);
     compare("store", before.store == after.store);
     compare("volume", before.volume == after.volume);

@@ -161,6 +161,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
         backend: BackendStatus {
             name: disk.backend().name().into(),
             image: definition.image.as_ref().map(|path| path.display().to_string()),
+            chain: Vec::new(),
             server: definition.nbd.clone(),
             direct: definition.direct,
             model: definition.model.clone(),

@@ -74,11 +74,11 @@ pub struct Serve {
 #[group(id = "disk", multiple = true)]
 #[command(next_help_heading = "One disk")]
 struct Flags {
-    /// A raw image or block device
+    /// An image or block device
     #[arg(long, value_name = "FILE", conflicts_with_all = ["memory", "null"])]
     image: Option<PathBuf>,
 
-    /// Serve the image's bytes as they are (raw), even if they look like another format
+    /// The format: raw, also of bytes that look like another one, or qcow2, vmdk, vhdx, vdi
     #[arg(long, value_name = "FORMAT", requires = "image")]
     format: Option<ImageFormat>,
 
@@ -345,6 +345,7 @@ impl Flags {
             serial: self.serial.clone().unwrap_or_default(),
             image: self.image.as_deref().map(absolute),
             format: self.format,
+            backing_folders: Vec::new(),
             key: self.key.clone(),
             store: None,
             volume: None,

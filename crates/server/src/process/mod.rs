@@ -1,6 +1,7 @@
 //! The life of the process: its start, its signals, its journal and its end.
 
 pub(crate) mod command;
+pub(crate) mod confine;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod line;

@@ -1,4 +1,4 @@
-//! Sockets of packets at a path.
+//! Sockets at a path, only for this user.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,11 +7,21 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Listens at `path`, only for this user, in place of a socket without a listener.
+/// Listens for connections of packets at `path`, only for this user, in place of a socket without a
+/// listener.
 ///
 /// # Errors
 /// When something else is at the path, or the socket cannot be made.
 pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
+    listen_as(path, SocketType::SEQPACKET)
+}
+
+/// The same for streams.
+pub(crate) fn listen_stream(path: &Path) -> io::Result<OwnedFd> {
+    listen_as(path, SocketType::STREAM)
+}
+
+fn listen_as(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     use std::os::unix::fs::FileTypeExt;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
@@ -19,12 +29,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
         }
         std::fs::remove_file(path)?;
     }
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     // A socket that is bound to a path keeps its mode from before: the path is never open to
     // others.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;

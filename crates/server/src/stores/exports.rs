@@ -23,13 +23,19 @@ impl OpenExports {
     pub(crate) fn attend(&self, disk: &Arc<Disk>) {
         let Some(remote) = self.0.lock().remove(disk.name()) else { return };
         let Some(remote) = remote.upgrade() else { return };
-        let disk = Arc::downgrade(disk);
-        remote.watch(move || {
-            if let Some(disk) = disk.upgrade() {
-                disk.failures().call();
-            }
-        });
+        attend(&remote, disk);
     }
+}
+
+/// The daemon looks for the problems of a disk when the server of its export goes away or answers
+/// again.
+pub(super) fn attend(remote: &RemoteDisk, disk: &Arc<Disk>) {
+    let disk = Arc::downgrade(disk);
+    remote.watch(move || {
+        if let Some(disk) = disk.upgrade() {
+            disk.failures().call();
+        }
+    });
 }
 
 /// The URI of a disk's export.

@@ -3,22 +3,27 @@
 use std::sync::Arc;
 
 use fathom_block::{Disk, Layer};
-use fathom_control::{ErrorBody, ReloadReport, WhenFull};
+use fathom_control::{ChainFile, DiskStatus, ErrorBody, ReloadReport, WhenFull};
 use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 
 use super::clusters::Clusters;
-use super::exports::OpenExports;
+use super::exports::{OpenExports, attend};
 use super::models::ModelDevices;
 use super::options::ClusterDefinition;
 use super::pools::Pools;
+use super::qemu::{self, QemuDisks};
 use crate::configuration::{Configuration, SectionKind};
-use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
+use crate::daemon::{Daemon, Served};
 
 /// The clusters, modelled devices, and what layers of several disks share.
 pub(crate) struct Stores;
+
+/// The files of a disk whose image QEMU serves.
+#[derive(Clone)]
+struct ImageChain(Vec<ChainFile>);
 
 impl Feature for Stores {
     fn sections(&self) -> Vec<SectionKind> {
@@ -35,9 +40,15 @@ impl Feature for Stores {
         let memory = configuration.map(|found| found.daemon.definition.store_index_memory.0);
         parts.add(Pools::new(memory));
         parts.add(OpenExports::default());
+        parts.add(QemuDisks::default());
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        let by_qemu = qemu::format(disk.definition).is_some();
+        let qemu = disk.shared.of::<QemuDisks>().find(&disk.definition.name);
+        if let Some(qemu) = qemu.filter(|_| by_qemu) {
+            disk.parts.add(ImageChain(qemu::files(qemu.chain())));
+        }
         // The model of a disk with a volume is that of its pool's device.
         let has_pool = disk.definition.store.is_some();
         if let Some(model) = disk.definition.model.as_ref().filter(|_| !has_pool) {
@@ -68,6 +79,9 @@ impl Feature for Stores {
     fn equipped(&self, equipment: &Equipment<'_>, disk: &Arc<Disk>) {
         if equipment.before.is_none() {
             equipment.shared.of::<OpenExports>().attend(disk);
+            if let Some(qemu) = equipment.shared.of::<QemuDisks>().find(disk.name()) {
+                attend(qemu.remote(), disk);
+            }
         }
         let room = equipment.parts.get::<WaitForRoom>();
         if let Some(room) = room.filter(|_| equipment.before.is_none()) {
@@ -78,6 +92,11 @@ impl Feature for Stores {
                 }
             });
         }
+    }
+
+    fn status(&self, served: &Served, status: &mut DiskStatus) {
+        let chain = served.live().parts.get::<ImageChain>();
+        status.backend.chain = chain.map(|chain| chain.0).unwrap_or_default();
     }
 
     fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {

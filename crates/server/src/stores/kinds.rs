@@ -12,6 +12,7 @@ use crate::daemon::parts::Parts;
 use crate::daemon::stack::{check_file_limit, refusal};
 use crate::stores::exports::open_export;
 use crate::stores::pools::open_volume;
+use crate::stores::qemu;
 
 /// Opens the store of a definition. Gets the folder of the records of block devices, and what the
 /// features keep for all disks.
@@ -97,8 +98,11 @@ pub(crate) fn open_store(
 fn open_image(
     definition: &DiskDefinition,
     records: &Path,
-    _shared: &Parts,
+    shared: &Parts,
 ) -> Result<Arc<dyn Backend>, ErrorBody> {
+    if let Some(format) = qemu::format(definition) {
+        return qemu::open_qemu(definition, format, records, shared);
+    }
     let (name, image) = (&definition.name, definition.image.as_deref().unwrap_or(Path::new("")));
     let options = FileOptions {
         path: image.to_owned(),

@@ -9,3 +9,4 @@ pub(crate) mod location;
 pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod pools;
+pub(crate) mod qemu;

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::features::FEATURES;
 use crate::features::log::{OffloadDefinition, WalDefinition};
+use crate::stores::qemu;
 
 /// The kinds of layers with a log.
 pub(crate) static LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
@@ -152,6 +153,11 @@ pub(crate) fn has_any_log(layer: &LayerDefinition) -> bool {
     LOG_KINDS.contains(&layer.kind.as_str()) || has_log(layer)
 }
 
+/// Whether a disk has a raw image that may be written, which can have the mark of a log.
+fn has_raw_image(disk: &DiskDefinition) -> bool {
+    disk.image.is_some() && !disk.read_only && qemu::format(disk).is_none()
+}
+
 /// Checks a disk with a cache in the mode `write-back`.
 fn check_log_of_cache(disk: &DiskDefinition, origin: &Origin, problems: &mut Problems) {
     if let Some(layer) = disk.layers.iter().find(|layer| LOG_KINDS.contains(&layer.kind.as_str())) {
@@ -161,9 +167,9 @@ fn check_log_of_cache(disk: &DiskDefinition, origin: &Origin, problems: &mut Pro
         );
         problems.add(origin.clone(), message, "keep one: a change is durable in one log");
     }
-    if disk.image.is_none() || disk.read_only {
+    if !has_raw_image(disk) {
         let message = format!(
-            "the disk {:?} has a cache in the mode `write-back`, but no writable image",
+            "the disk {:?} has a cache in the mode `write-back`, but no writable raw image",
             disk.name
         );
         problems.add(origin.clone(), message, "choose another `mode`, or add an `image`");
@@ -200,11 +206,12 @@ pub(super) fn check_layers(disk: &DiskDefinition, origins: &Origins, problems: &
             let message = format!("the disk {:?} has {count} layers `{}`", disk.name, kind.name);
             problems.add(origins.of("layers"), message, format!("keep one: {reason}"));
         }
-        if kind.needs_image && count > 0 && (disk.image.is_none() || disk.read_only) {
+        if kind.needs_image && count > 0 && !has_raw_image(disk) {
             let name = kind.name;
             let message =
-                format!("the disk {:?} has a layer `{name}`, but no writable image", disk.name);
-            problems.add(origins.of("layers"), message, "leave the layer out, or add an `image`");
+                format!("the disk {:?} has a layer `{name}`, but no writable raw image", disk.name);
+            let remedy = "leave the layer out, or add a raw `image`";
+            problems.add(origins.of("layers"), message, remedy);
         }
     }
     if named(WalDefinition::KIND) > 0 && named(OffloadDefinition::KIND) > 0 {

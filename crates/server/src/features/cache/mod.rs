@@ -20,6 +20,7 @@ use fathom_persistence::{Identity, Stamp};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{KeyedLayer, LayerKey, refusal};
 use crate::features::log::{CacheStores, DiskLog, NAME_DEVICE};
+use crate::stores::qemu;
 
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {
@@ -67,6 +68,10 @@ impl CacheHost for Host<'_> {
             let message = "a cache with a `store` outlives the daemon, but the disk has no image";
             return Err(Failure::new(message).advise("remove `store`, or add an `image`"));
         };
+        if qemu::format(self.definition).is_some() {
+            let message = "a cache with a `store` knows only when a raw image was changed";
+            return Err(Failure::new(message).advise("remove `store`: the cache is in memory then"));
+        }
         let key = self.definition.key.as_deref();
         let mark = CacheMark::open_named(image, self.records, key)?;
         if let Some(reason) = mark.lacks_key() {

@@ -64,7 +64,7 @@ pub(super) fn is_trusted(socket: BorrowedFd<'_>) -> bool {
 
 /// Closes all descriptors but the three standard ones: a daemon may have some from its own parent,
 /// who may wait for their end. Only a process that has opened none may call this.
-pub(super) fn close_others() {
+pub(crate) fn close_others() {
     // SAFETY: nothing in this process uses these descriptors. On kernels before 5.9 the call fails,
     // and they stay.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };

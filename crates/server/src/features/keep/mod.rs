@@ -30,6 +30,7 @@ use fathom_backend::{
 use fathom_image::{LossRecord, is_same_file};
 use parking_lot::Mutex;
 
+pub(crate) use descriptors::close_others;
 pub use holder::{Keep, keep};
 use link::Link;
 use manager::Manager;
