@@ -106,8 +106,8 @@ impl RemoteDisk {
         *self.shared.listener.lock() = Some(Box::new(listener));
     }
 
-    /// Ends the connection: nothing is asked any more, and the server is about to end. Requests that
-    /// follow fail.
+    /// Ends the connection: nothing is asked any more, and the server is about to end. Requests
+    /// that follow fail.
     pub fn leave(&self) {
         self.shared.left.notify_one();
     }

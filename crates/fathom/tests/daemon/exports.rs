@@ -98,6 +98,11 @@ pub fn connect(daemon: &Daemon, disk: &str) -> Nbd {
     Nbd::connect(&daemon.path("nbd.sock"), disk)
 }
 
+/// Removes a disk, as soon as its last client has gone.
+pub fn remove(daemon: &Daemon, disk: &str) {
+    daemon.until("the removal", || daemon.client().remove_disk(disk, false).is_ok());
+}
+
 /// Waits until the disk "a" is served.
 pub fn wait_until_served(daemon: &Daemon) {
     daemon.until("the disk to be served", || daemon.client().disk("a").is_ok());
@@ -347,7 +352,8 @@ fn what_cannot_be_served_says_why() {
         assert!(error.contains(part), "{uri}: {error}");
     }
     let there = "nbd+unix:///there?socket=SOCKET";
-    let wrong: [(fn(&mut DiskDefinition), &str); 4] = [
+    type Change = fn(&mut DiskDefinition);
+    let wrong: [(Change, &str); 4] = [
         (|disk| disk.image = Some("/a.img".into()), "has `image` and `nbd`"),
         (|disk| disk.timeout = Some(Nanoseconds(1)), "time limit"),
         (|disk| disk.direct = true, "`direct`"),
@@ -365,7 +371,7 @@ fn what_cannot_be_served_says_why() {
     assert_eq!(nbd.read_block(1), 0);
     assert_eq!(nbd.fill_block(1, 1), Some(1), "not permitted");
     drop(nbd);
-    daemon.client().remove_disk("a", false).unwrap();
+    remove(&daemon, "a");
 }
 
 /// The layers of a disk at a server change in use, and so does the list of disks.
@@ -400,7 +406,7 @@ fn a_disk_at_a_server_changes_in_use() {
     let moved = daemon.client().disk("a").unwrap();
     assert!(moved.layers.iter().any(|layer| layer.name == "schedule"), "{moved:?}");
     drop(nbd);
-    daemon.client().remove_disk("a", false).unwrap();
+    remove(&daemon, "a");
     let mut disk = DiskDefinition { name: "a".into(), ..DiskDefinition::default() };
     disk.nbd = Some(uri(daemon.path("a.img").parent().unwrap()));
     daemon.client().add_disk(&disk).unwrap();

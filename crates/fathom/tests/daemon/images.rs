@@ -12,7 +12,7 @@ use fathom_control::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::exports::{Content, SIZE, connect, flush, problems, wait_until_served};
+use crate::exports::{Content, SIZE, connect, flush, problems, remove, wait_until_served};
 use crate::process::{Daemon, PATIENCE, command};
 
 /// Runs a program of QEMU; `None` if this host does not have it.
@@ -215,7 +215,7 @@ fn other_formats_are_served_and_sizes_change() {
             drop(wider);
         }
         drop(nbd);
-        daemon.client().remove_disk("a", false).unwrap();
+        remove(&daemon, "a");
         assert!(storage_daemons(&daemon).is_empty(), "it ends with its disk");
         contents.push((format, content));
     }
@@ -266,7 +266,8 @@ fn what_an_image_may_not_name_is_refused() {
     let outside = other.path().join("outside.qcow2");
     create(other.path(), "outside.qcow2", "qcow2", &[]);
     create(place, "far.qcow2", "qcow2", &["-b", outside.to_str().unwrap(), "-F", "qcow2"]);
-    create(place, "circle.qcow2", "qcow2", &["-u", "-b", "circle.qcow2", "-F", "qcow2"]);
+    create(place, "circle.qcow2", "qcow2", &["-u", "-b", "back.qcow2", "-F", "qcow2"]);
+    create(place, "back.qcow2", "qcow2", &["-u", "-b", "circle.qcow2", "-F", "qcow2"]);
     create(place, "web.qcow2", "qcow2", &["-u", "-b", "nbd://127.0.0.1/x", "-F", "raw"]);
     let daemon = Daemon::start_in(folder, &configuration("a.qcow2", "qcow2", ""));
     wait_until_served(&daemon);
@@ -281,7 +282,8 @@ fn what_an_image_may_not_name_is_refused() {
     let wal = |disk: &mut DiskDefinition| {
         disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()];
     };
-    let more: [(&str, &dyn Fn(&mut DiskDefinition), &str); 7] = [
+    type Change<'c> = &'c dyn Fn(&mut DiskDefinition);
+    let more: [(&str, Change<'_>, &str); 7] = [
         ("far.qcow2", &|_| {}, "outside the folders"),
         ("circle.qcow2", &|_| {}, "leads back"),
         ("web.qcow2", &|_| {}, "is no path"),
@@ -297,7 +299,7 @@ fn what_an_image_may_not_name_is_refused() {
     let folders = vec![other.path().to_owned()];
     add("far.qcow2", &|disk| disk.backing_folders.clone_from(&folders)).unwrap();
     // An image that another program has is refused after some seconds.
-    daemon.client().remove_disk("c", false).unwrap();
+    remove(&daemon, "c");
     let words = ["-f", "qcow2", "-c", "sleep 20000", "far.qcow2"];
     let mut user =
         Command::new("qemu-io").args(words).current_dir(daemon.path("")).spawn().unwrap();

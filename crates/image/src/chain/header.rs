@@ -1,8 +1,8 @@
 //! What the header of an image says about other files, and about what this program does not serve.
 //!
-//! The header is hostile: its writer may be a guest, or somebody who gave an image away. All lengths
-//! are bounded, and what is not understood is refused, so that QEMU opens no file that this module
-//! has not seen.
+//! The header is hostile: its writer may be a guest, or somebody who gave an image away. All
+//! lengths are bounded, and what is not understood is refused, so that QEMU opens no file that this
+//! module has not seen.
 
 use std::fmt;
 use std::io;

@@ -2,8 +2,8 @@
 //!
 //! QEMU serves them. It opens whatever a header names: files that the daemon's user may read but a
 //! guest may not, servers, files under `json:`. So this module opens the chain first and says which
-//! files there are and which format each has; QEMU gets exactly these, and looks for none itself.
-//! A format is never guessed where a guest may have written the bytes: that of the image is what the
+//! files there are and which format each has; QEMU gets exactly these, and looks for none itself. A
+//! format is never guessed where a guest may have written the bytes: that of the image is what the
 //! operator says, and that of a backing file what the image above it says.
 
 mod header;
@@ -146,8 +146,8 @@ fn backing_path(above: &Path, name: &str) -> Result<PathBuf, Failure> {
     Ok(above.parent().unwrap_or(Path::new("/")).join(name))
 }
 
-/// The format of a backing file: that of the header above it. Without one, a file that looks like no
-/// format is raw.
+/// The format of a backing file: that of the header above it. Without one, a file that looks like
+/// no format is raw.
 fn backing_format(path: &Path, named: Option<&str>) -> Result<ChainFormat, Failure> {
     let Some(named) = named else {
         let (file, _) = open(path).map_err(|it| it.about(foreign(&path.display().to_string())))?;

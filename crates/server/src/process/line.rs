@@ -124,12 +124,12 @@ impl Lines {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct LineStream {
     stream: UnixStream,
     lines: Lines,
 }
 
-impl Line {
+impl LineStream {
     /// Connects by `end`.
     pub(crate) fn open(path: &Path, end: Instant) -> Result<Self, PeerError> {
         Ok(Self::on(fathom_control::connect(path, end)?))

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::line::{Line, Message, PeerError};
+use super::line::{LineStream, Message, PeerError};
 
 /// A connection to QEMU.
 #[derive(Debug)]
 pub(crate) struct Qmp {
-    line: Line,
+    line: LineStream,
     /// The number of the last command.
     number: u64,
 }
@@ -21,16 +21,16 @@ pub(crate) struct Qmp {
 impl Qmp {
     /// Connects, for at most `limit`.
     pub(crate) fn open(path: &Path, limit: Duration) -> Result<Self, PeerError> {
-        let line = Line::open(path, Instant::now() + limit)?;
+        let line = LineStream::open(path, Instant::now() + limit)?;
         Self::greet(line, limit)
     }
 
     /// The same on a connection.
     pub(crate) fn on(stream: UnixStream, limit: Duration) -> Result<Self, PeerError> {
-        Self::greet(Line::on(stream), limit)
+        Self::greet(LineStream::on(stream), limit)
     }
 
-    fn greet(mut line: Line, limit: Duration) -> Result<Self, PeerError> {
+    fn greet(mut line: LineStream, limit: Duration) -> Result<Self, PeerError> {
         let end = Instant::now() + limit;
         loop {
             // An event may precede the greeting.

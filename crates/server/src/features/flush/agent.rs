@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::process::line::{Line, Message, PeerError};
+use crate::process::line::{LineStream, Message, PeerError};
 
 /// The byte before the answer that begins a session. The client sends it too, so that the agent
 /// drops an unfinished command of an earlier client.
@@ -41,7 +41,7 @@ pub(crate) fn remedy(error: &PeerError) -> &'static str {
 /// `sync` in a guest.
 #[derive(Debug)]
 pub(crate) struct Sync {
-    line: Line,
+    line: LineStream,
     process: u64,
     /// When its status was last requested, and whether the answer is missing.
     requested: Instant,
@@ -51,7 +51,7 @@ pub(crate) struct Sync {
 /// Makes the agent run `sync`, within `limit`.
 pub(super) fn begin_sync(path: &Path, limit: Duration) -> Result<Sync, PeerError> {
     let end = Instant::now() + limit;
-    let mut line = Line::open(path, end)?;
+    let mut line = LineStream::open(path, end)?;
     synchronize(&mut line, end)?;
     let arguments = json!({ "path": "sync", "arg": [], "capture-output": false });
     line.send(b"", &json!({ "execute": "guest-exec", "arguments": arguments }), end)?;
@@ -61,7 +61,7 @@ pub(super) fn begin_sync(path: &Path, limit: Duration) -> Result<Sync, PeerError
 }
 
 /// Begins a session: answers to an earlier client are skipped.
-pub(super) fn synchronize(line: &mut Line, end: Instant) -> Result<(), PeerError> {
+pub(super) fn synchronize(line: &mut LineStream, end: Instant) -> Result<(), PeerError> {
     static SESSIONS: AtomicU32 = AtomicU32::new(0);
     let session = u64::from(std::process::id()) << 20
         | u64::from(SESSIONS.fetch_add(1, Ordering::Relaxed) & 0xf_ffff);

@@ -21,7 +21,7 @@ use super::record::{Kind, Own, Record};
 use super::{ANSWER_TIME_MAX, Flusher};
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
-use crate::process::line::{Line, PeerError};
+use crate::process::line::{LineStream, PeerError};
 
 /// The interval between looks for an answer, and for the end of the daemon.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -186,7 +186,7 @@ impl Flusher {
         let Some(record) = self.replaced(Kind::Frozen, vm) else { return false };
         let Some(agent) = self.options(vm).and_then(|options| options.agent) else { return false };
         let end = Instant::now() + ANSWER_TIME_MAX;
-        let thawed = Line::open(&agent, end).and_then(|mut line| thaw(&mut line, end));
+        let thawed = LineStream::open(&agent, end).and_then(|mut line| thaw(&mut line, end));
         if thawed.is_ok() {
             self.forget(&record);
         }
@@ -262,9 +262,9 @@ fn ends() -> ErrorBody {
 }
 
 /// Connects to an agent whose guest is not frozen.
-fn prepare(guest: &FreezeGuest) -> Result<Line, PeerError> {
+fn prepare(guest: &FreezeGuest) -> Result<LineStream, PeerError> {
     let end = Instant::now() + ANSWER_TIME_MAX;
-    let mut line = Line::open(&guest.agent, end)?;
+    let mut line = LineStream::open(&guest.agent, end)?;
     synchronize(&mut line, end)?;
     if !is_thawed(&mut line, end)? {
         return Err(PeerError::Refused("the file systems are frozen already".into()));
@@ -272,7 +272,7 @@ fn prepare(guest: &FreezeGuest) -> Result<Line, PeerError> {
     Ok(line)
 }
 
-fn is_thawed(line: &mut Line, end: Instant) -> Result<bool, PeerError> {
+fn is_thawed(line: &mut LineStream, end: Instant) -> Result<bool, PeerError> {
     line.send(b"", &json!({ "execute": "guest-fsfreeze-status" }), end)?;
     match line.result(None, end)?.as_str() {
         Some("thawed") => Ok(true),
@@ -282,7 +282,11 @@ fn is_thawed(line: &mut Line, end: Instant) -> Result<bool, PeerError> {
 }
 
 /// Freezes all file systems by `end`.
-fn freeze(line: &mut Line, end: Instant, is_given_up: impl Fn() -> bool) -> Result<(), PeerError> {
+fn freeze(
+    line: &mut LineStream,
+    end: Instant,
+    is_given_up: impl Fn() -> bool,
+) -> Result<(), PeerError> {
     line.send(b"", &json!({ "execute": "guest-fsfreeze-freeze" }), end)?;
     loop {
         if let Some(result) = line.available_result()? {
@@ -301,7 +305,7 @@ fn freeze(line: &mut Line, end: Instant, is_given_up: impl Fn() -> bool) -> Resu
 
 /// Thaws all file systems by `end`. An agent carries out one command after the other: a freeze that
 /// it is still busy with has ended when it confirms the thaw.
-fn thaw(line: &mut Line, end: Instant) -> Result<(), PeerError> {
+fn thaw(line: &mut LineStream, end: Instant) -> Result<(), PeerError> {
     let command = json!({ "execute": "guest-fsfreeze-thaw" });
     // At once, because the agent may be hanging in the freeze; and again for an answer that is
     // known to be that of the thaw.

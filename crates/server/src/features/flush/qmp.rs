@@ -35,7 +35,7 @@ mod tests {
 
     use super::*;
     use crate::features::flush::peer::Peer;
-    use crate::process::line::{LINE_MAX, Line};
+    use crate::process::line::{LINE_MAX, LineStream};
 
     /// The outcome of a command to a peer that sends `answers`.
     fn outcome(answers: &'static [&'static [u8]]) -> Result<(), PeerError> {
@@ -92,7 +92,7 @@ mod tests {
         let mut waiting = Vec::new();
         // The first connections wait in the backlog for a greeting; later ones find it full.
         let begun = Instant::now();
-        let is_full = (0..5000).any(|_| match Line::open(&path, Instant::now()) {
+        let is_full = (0..5000).any(|_| match LineStream::open(&path, Instant::now()) {
             Ok(line) => {
                 waiting.push(line);
                 false

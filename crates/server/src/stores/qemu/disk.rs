@@ -1,5 +1,6 @@
 //! The back end: a storage daemon, and the client of its export.
 
+use std::fmt::Write as _;
 use std::io;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ fn query(key: &str, value: &str) -> String {
         if is_plain(byte) {
             text.push(char::from(byte));
         } else {
-            text.push_str(&format!("%{byte:02X}"));
+            let _ = write!(text, "%{byte:02X}");
         }
     }
     text
