@@ -320,6 +320,9 @@ fn the_export_determines_the_size_and_what_can_be_done() {
     assert_eq!(wider.fill_block(BLOCKS + 1, 3), Some(28), "beyond the end");
 }
 
+/// What is different in a definition.
+type Change = fn(&mut DiskDefinition);
+
 #[test]
 fn what_cannot_be_served_says_why() {
     let folder = tempfile::tempdir().unwrap();
@@ -352,7 +355,6 @@ fn what_cannot_be_served_says_why() {
         assert!(error.contains(part), "{uri}: {error}");
     }
     let there = "nbd+unix:///there?socket=SOCKET";
-    type Change = fn(&mut DiskDefinition);
     let wrong: [(Change, &str); 4] = [
         (|disk| disk.image = Some("/a.img".into()), "has `image` and `nbd`"),
         (|disk| disk.timeout = Some(Nanoseconds(1)), "time limit"),

@@ -255,6 +255,9 @@ fn a_disk_moves_away_from_an_image_that_is_not_raw() {
     daemon.end();
 }
 
+/// What is different in a definition.
+type Change<'c> = &'c dyn Fn(&mut DiskDefinition);
+
 #[test]
 fn what_an_image_may_not_name_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -282,7 +285,6 @@ fn what_an_image_may_not_name_is_refused() {
     let wal = |disk: &mut DiskDefinition| {
         disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()];
     };
-    type Change<'c> = &'c dyn Fn(&mut DiskDefinition);
     let more: [(&str, Change<'_>, &str); 7] = [
         ("far.qcow2", &|_| {}, "outside the folders"),
         ("circle.qcow2", &|_| {}, "leads back"),
