@@ -84,7 +84,7 @@ impl Peer {
         let child = spawn_bound(&mut command).map_err(|error| {
             if error.kind() == io::ErrorKind::NotFound {
                 Failure::new("qemu-storage-daemon, the peer, is not installed").advise(
-                    "install it: apt install qemu-system-common (Debian 12: from backports), dnf \
+                    "install it: apt install qemu-utils (Debian 12: from backports), dnf \
                      install qemu-img (Fedora); or omit --peer",
                 )
             } else {

@@ -332,7 +332,7 @@ fn a_host_without_the_program_says_what_to_install() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("qemu-system-common") && !output.status.success(), "{text}");
+    assert!(text.contains("qemu-utils") && !output.status.success(), "{text}");
 }
 
 /// Runs a program as the storage daemon is run.
