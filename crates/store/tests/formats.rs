@@ -250,7 +250,7 @@ fn what_is_written_is_what_earlier_builds_wrote() {
 
 #[test]
 fn pools_of_each_version_are_read_and_go_on() {
-    (2..=NEWEST).for_each(go_on_with);
+    (1..=NEWEST).for_each(go_on_with);
 }
 
 #[test]
