@@ -16,6 +16,7 @@
 //!   change sets; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
 //! - `scrub`: verifies a pool in use.
+//! - `guarantee`: places that stay free for volumes.
 //! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -40,6 +41,7 @@ mod estimate;
 mod figures;
 mod fingerprint;
 mod fuzz;
+mod guarantee;
 mod hold;
 mod index;
 mod layout;

@@ -13,6 +13,7 @@
 mod marks;
 mod moved;
 mod punch;
+mod room;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -85,6 +86,11 @@ pub(crate) struct Space {
     /// checkpoint.
     freed: u64,
     spent: u32,
+    /// The headers that were placed since.
+    headers: u64,
+    /// The free places for data in segments that the last checkpoint has chosen for nothing.
+    spare: u64,
+    is_hidden_wanted: bool,
     /// The places of pages of maps, a bit for each.
     page_places: Vec<u8>,
     /// While a walk is in progress: the places that something refers to, as in the map.
@@ -113,6 +119,9 @@ impl Space {
             hollow: Vec::new(),
             freed: 0,
             spent: 0,
+            headers: 0,
+            spare: 0,
+            is_hidden_wanted: false,
             page_places: vec![0; (layout.places() as usize).div_ceil(8)],
             marked: None,
             rules,
@@ -266,6 +275,7 @@ impl Space {
         loop {
             if let Some(open) = &mut self.log.open {
                 if open.left() >= least {
+                    self.headers += 1;
                     return Some(Self::cut(open, count, &self.layout));
                 }
                 self.states[open.segment as usize] = SegmentState::Spent;
@@ -383,7 +393,7 @@ impl Space {
     /// next one needs for pages of maps. They come first, and as many are left for the one after
     /// it, in which those become free that this one has replaced.
     pub(crate) fn choose(&mut self, page_places: usize) {
-        (self.freed, self.spent) = (0, 0);
+        (self.freed, self.spent, self.headers) = (0, 0, 0);
         self.hollow.clear();
         for segment in 0..self.layout.segments {
             let is_spent = self.states[segment as usize] == SegmentState::Spent;
@@ -394,6 +404,7 @@ impl Space {
         if self.moved_wanted > 0 {
             self.give_back_log();
         }
+        self.give_back_hidden();
         let candidates = self.candidates();
         let holes = |segment: &u32| {
             self.layout.segment_blocks as usize - usize::from(self.used[*segment as usize])
@@ -430,6 +441,7 @@ impl Space {
             idle -= chosen.left();
             self.log.prepared.push(chosen);
         }
+        self.note_spare(candidates, page_places);
         self.note_empty();
     }
 

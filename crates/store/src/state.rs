@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::bitmap;
 use crate::catalogue::{Catalogue, Change, PageId};
 use crate::contents::Contents;
+use crate::guarantee::{Guarantees, Share};
 use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
@@ -51,6 +52,15 @@ pub(crate) struct Placed {
     pub(crate) sequence: u64,
     pub(crate) generation: u64,
     pub(crate) frontier: u64,
+}
+
+/// A batch in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    segment: u32,
+    /// The volume that it changes, 0 for none, and the places of its data.
+    volume: u32,
+    places: u64,
 }
 
 /// The content of a checkpoint, at its instant.
@@ -119,6 +129,7 @@ pub(crate) struct State {
     pub(crate) identity: Identity,
     pub(crate) key: Key,
     pub(crate) catalogue: Catalogue,
+    pub(crate) guarantees: Guarantees,
     pub(crate) space: Space,
     pub(crate) pages: Pages,
     pub(crate) index: Index,
@@ -152,8 +163,8 @@ pub(crate) struct State {
     next_sequence: u64,
     /// Batches up to this sequence are durable.
     frontier: u64,
-    /// The segment of each batch in flight.
-    in_flight: BTreeMap<u64, u32>,
+    /// The batches in flight.
+    in_flight: BTreeMap<u64, InFlight>,
     /// Those of them that change the catalogue, which was done when they got their place.
     catalogue_batches: BTreeSet<u64>,
     locks: BTreeMap<u32, Locks>,
@@ -230,6 +241,7 @@ impl State {
         Self {
             identity: parts.identity,
             key: parts.key,
+            guarantees: Guarantees::of(&parts.catalogue),
             catalogue: parts.catalogue,
             space,
             pages,
@@ -384,12 +396,17 @@ impl State {
         self.locks.get(&volume).is_some_and(|locks| locks.reach_behind(end))
     }
 
-    /// Chooses places for a batch with up to `count` blocks of data. `None` if there is no place
-    /// now: then a checkpoint is wanted, unless the pool [is full](Self::is_full).
-    pub(crate) fn place(&mut self, count: usize) -> Option<Placed> {
+    /// Chooses places for a batch with up to `count` blocks of data of a volume. `None` if there is
+    /// no place now: then a checkpoint is wanted, unless the pool
+    /// [is full](Self::is_full_for).
+    pub(crate) fn place(&mut self, volume: u32, count: usize) -> Option<Placed> {
         if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
         }
+        let Share::Blocks(count) = self.share_of(volume, count) else {
+            self.await_room();
+            return None;
+        };
         let Some(places) = self.space.place_batch(count) else {
             self.is_checkpoint_wanted |= self.space.gain() > 0 || self.space.is_hollow();
             self.has_garbage |= std::mem::take(&mut self.unsure) > 0;
@@ -401,7 +418,8 @@ impl State {
         }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.in_flight.insert(sequence, places.segment);
+        let (segment, data) = (places.segment, places.data.len() as u64);
+        self.in_flight.insert(sequence, InFlight { segment, volume, places: data });
         self.has_changes = true;
         let (generation, frontier) = (self.generation, self.frontier);
         Some(Placed { places, sequence, generation, frontier })
@@ -417,6 +435,26 @@ impl State {
             || self.walk.is_some()
             || self.relocation.is_some();
         !is_awaited || self.is_out_of_space
+    }
+
+    /// The same for a batch with `count` blocks of a volume.
+    pub(crate) fn is_full_for(&self, volume: u32, count: usize) -> bool {
+        match self.share_of(volume, count) {
+            Share::Blocks(_) => self.is_full(),
+            Share::Later => false,
+            Share::None => true,
+        }
+    }
+
+    /// The places of data in batches of a volume that are in flight.
+    pub(crate) fn places_in_flight(&self, volume: u32) -> u64 {
+        let own = self.in_flight.values().filter(|batch| batch.volume == volume);
+        own.map(|batch| batch.places).sum()
+    }
+
+    /// The pages that changes in flight may change.
+    pub(crate) fn promised(&self) -> usize {
+        self.promised
     }
 
     /// The batches in flight that are not in the maps.
@@ -444,7 +482,7 @@ impl State {
             self.is_checkpoint_wanted = true;
             return None;
         }
-        let placed = self.place(0)?;
+        let placed = self.place(0, 0)?;
         self.catalogue_batches.insert(placed.sequence);
         self.change(&change);
         Some((placed, change))
@@ -453,8 +491,8 @@ impl State {
     /// A batch has been written and applied, or it has failed.
     pub(crate) fn end_batch(&mut self, sequence: u64, outcome: Outcome) {
         self.catalogue_batches.remove(&sequence);
-        if let Some(segment) = self.in_flight.remove(&sequence) {
-            self.space.end(segment, outcome);
+        if let Some(batch) = self.in_flight.remove(&sequence) {
+            self.space.end(batch.segment, outcome);
             self.counts.batches += u64::from(outcome.is_ok());
             if outcome.is_err() {
                 self.failed_batches.insert(sequence);
@@ -527,6 +565,7 @@ impl State {
             || self.is_merge_wanted
             || self.relocation.is_some()
             || self.is_scrubbing()
+            || self.has_uncounted()
             || self.wants_union();
         is_wanted && self.failed.is_none()
     }

@@ -24,7 +24,7 @@ const DEVICE: u64 = 4 << 20;
 /// The leaf of a map describes so many bytes.
 const LEAF: u64 = 2 << 20;
 const LIMIT: Duration = Duration::from_secs(9);
-const NEWEST: u32 = 2;
+const NEWEST: u32 = 3;
 
 /// The contents of volumes, and of snapshots, which have names such as `web@monday`.
 type Contents = BTreeMap<String, Vec<u8>>;
@@ -90,7 +90,7 @@ impl Life {
     }
 
     /// What happens before the last checkpoint.
-    fn begin() -> Self {
+    fn begin(version: u32) -> Self {
         let device = device(blank_of(DEVICE));
         let pool = open(&device);
         let mut life = Self { device, pool, contents: Contents::new() };
@@ -123,12 +123,16 @@ impl Life {
         let keys = life.contents.remove("key").unwrap();
         life.contents.insert("keys".into(), keys);
         life.pool.set_domain("copy", "other").unwrap();
+        if version >= 3 {
+            life.pool.set_guarantee("keys", 16 << 10).unwrap();
+            life.write("keys", 4 * BLOCK, &blocks(550, 2));
+        }
         life.pool.save(LIMIT).unwrap();
         life
     }
 
     /// What happens after it, and is found in the log.
-    fn go_on(&mut self) {
+    fn go_on(&mut self, version: u32) {
         self.write("web", 4 * BLOCK, &blocks(600, 2));
         self.write("db", 8 * BLOCK, &blocks(2, 2));
         self.zero("copy", LEAF, BLOCK);
@@ -139,13 +143,18 @@ impl Life {
         self.write("new", 0, &blocks(700, 1));
         self.pool.volume("new").unwrap().resize(24 << 10).unwrap();
         self.contents.get_mut("new").unwrap().resize(24 << 10, 0);
+        if version >= 3 {
+            self.pool.set_guarantee("new", 8 << 10).unwrap();
+            self.write("new", BLOCK, &blocks(750, 1));
+        }
     }
 }
 
-/// The image that a power loss leaves, and what it has.
-fn life() -> (Vec<u8>, Contents) {
-    let mut life = Life::begin();
-    life.go_on();
+/// The image that a power loss leaves, and what it has, if all that happens is possible in this
+/// version of the format.
+fn life(version: u32) -> (Vec<u8>, Contents) {
+    let mut life = Life::begin(version);
+    life.go_on(version);
     (life.device.image(), life.contents)
 }
 
@@ -181,8 +190,13 @@ fn check_contents(pool: &Pool, contents: &Contents) {
     assert_eq!(holds, ["in the log"]);
     let domains: Vec<_> =
         pool.volumes().into_iter().map(|found| (found.name, found.domain)).collect();
-    let expected =
-        [("web", "default"), ("db", "default"), ("keys", ""), ("copy", "other"), ("new", "default")];
+    let expected = [
+        ("web", "default"),
+        ("db", "default"),
+        ("keys", ""),
+        ("copy", "other"),
+        ("new", "default"),
+    ];
     assert_eq!(domains, expected.map(|(name, domain)| (name.to_owned(), domain.to_owned())));
     let times: Vec<u64> = pool.snapshots().iter().map(|found| found.time_s).collect();
     assert_eq!(times, [1_000, 1_000, 3_000, 4_000]);
@@ -217,12 +231,15 @@ fn check_image(image: Vec<u8>) {
 fn go_on_with(version: u32) {
     let image = kept(version);
     assert_eq!(versions(&image), [version; 2]);
-    let (_, mut contents) = life();
+    let (_, mut contents) = life(version);
     check_image(image.clone());
     let device = device(image);
     let pool = open(&device);
     assert!(pool.status().recovered.batches > 5, "{:?}", pool.status().recovered);
     check_contents(&pool, &contents);
+    let guarantees: Vec<u64> = pool.volumes().iter().map(|found| found.guarantee).collect();
+    let expected = if version >= 3 { [0, 0, 16 << 10, 0, 8 << 10] } else { [0; 5] };
+    assert_eq!(guarantees, expected);
     let end = 2 * LEAF / BLOCK - 1;
     assert_eq!(changed(&pool), [1, 2, LEAF / BLOCK - 3, LEAF / BLOCK - 2, end]);
     let mut life = Life { device, pool, contents: std::mem::take(&mut contents) };
@@ -239,7 +256,7 @@ fn go_on_with(version: u32) {
 
 #[test]
 fn what_is_written_is_what_earlier_builds_wrote() {
-    let (image, _) = life();
+    let (image, _) = life(NEWEST);
     if std::env::var_os("FATHOM_WRITE_FORMATS").is_some() {
         std::fs::write(file(NEWEST), image::to_text(&image)).unwrap();
     }
