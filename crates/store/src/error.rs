@@ -6,7 +6,7 @@ use std::io;
 use fathom_failure::{Failing, Failure};
 use fathom_persistence::Verdict;
 
-use crate::catalogue::PoolRefusal;
+use crate::refusal::PoolRefusal;
 use crate::superblock::PoolSuperblock;
 
 /// See the module.

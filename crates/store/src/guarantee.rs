@@ -15,11 +15,12 @@
 //! as not its own.
 
 use crate::bitmap;
-use crate::catalogue::{Catalogue, Change, Epoch, PageId, PoolRefusal, VOLUME_SIZE_MAX, Volume};
+use crate::catalogue::{Catalogue, Change, Epoch, PageId, VOLUME_SIZE_MAX, Volume};
 use crate::error::PoolError;
 use crate::layout::BLOCK;
 use crate::pages::{Fault, Pages, WORDS};
 use crate::pool::Pool;
+use crate::refusal::PoolRefusal;
 use crate::state::State;
 use crate::tree::{BLOCKS_MAX, ROOT_LEVEL, index, span};
 use crate::words::{WordReader, WordWriter};
@@ -197,7 +198,9 @@ impl State {
     fn needs(&self, fresh: impl Fn(&Volume) -> u64) -> u64 {
         let volumes = self.guarantees.volumes.iter();
         let volumes = volumes.filter_map(|id| self.catalogue.volumes.get(id));
-        volumes.map(|volume| volume.need(fresh(volume) + self.places_in_flight(volume.id))).sum()
+        let in_flight = self.all_places_in_flight();
+        let of = |volume: &Volume| in_flight.get(&volume.id).copied().unwrap_or(0);
+        volumes.map(|volume| volume.need(fresh(volume) + of(volume))).sum()
     }
 
     /// The places that are free for data, but for those that new pages of maps will take.

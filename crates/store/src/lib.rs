@@ -56,6 +56,7 @@ mod queue;
 mod recent;
 mod record;
 mod recover;
+mod refusal;
 mod relocation;
 mod reserve;
 mod room;
@@ -72,9 +73,7 @@ mod volume;
 mod walk;
 mod words;
 
-pub use catalogue::{
-    NAME_LENGTH_MAX, PoolRefusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
-};
+pub use catalogue::{NAME_LENGTH_MAX, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size};
 pub use check::{CheckReport, check};
 pub use copy::copy;
 pub use difference::{ChangeCursor, ChangedExtent};
@@ -89,6 +88,7 @@ pub use make::{MakeOptions, make};
 pub use options::PoolOptions;
 pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
+pub use refusal::PoolRefusal;
 #[doc(hidden)]
 pub use rules::Rules;
 pub use scrub::{

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::batch::BatchHeader;
 use crate::batch::Run;
-use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_domain, is_name, is_size};
+use crate::catalogue::{Change, Snapshot, Volume, is_domain, is_name, is_size};
 use crate::checkpoint::{Checkpoint, kind_of};
 use crate::difference::Comparison;
 use crate::error::PoolError;
@@ -20,6 +20,7 @@ use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::options::PoolOptions;
 use crate::queue::Wanted;
 use crate::recover::{self, Recovered};
+use crate::refusal::PoolRefusal;
 use crate::seal::Key;
 use crate::state::{PoolCounts, State};
 use crate::volume::StoreVolume;

@@ -391,8 +391,9 @@ impl Space {
 
     /// Chooses segments at the instant of a checkpoint. `page_places` are the free places that the
     /// next one needs for pages of maps. They come first, and as many are left for the one after
-    /// it, in which those become free that this one has replaced.
-    pub(crate) fn choose(&mut self, page_places: usize) {
+    /// it, in which those become free that this one has replaced. `guaranteed` places are only for
+    /// batches.
+    pub(crate) fn choose(&mut self, page_places: usize, guaranteed: usize) {
         (self.freed, self.spent, self.headers) = (0, 0, 0);
         self.hollow.clear();
         for segment in 0..self.layout.segments {
@@ -425,7 +426,8 @@ impl Space {
             idle -= chosen.left();
             self.pages.prepared.push(chosen);
         }
-        idle -= self.choose_moved(&mut candidates, idle.saturating_sub(page_places));
+        let spare = idle.saturating_sub(page_places.saturating_add(guaranteed));
+        idle -= self.choose_moved(&mut candidates, spare);
         let mut left = self.log.left() + left_of(&self.log.prepared);
         let target = self.log_target();
         // A batch with data needs two places. A segment with fewer would be opened in vain, again
@@ -507,7 +509,7 @@ mod tests {
             Paged::new(layout.space_map(), layout.space_pages),
             Rules::default(),
         );
-        space.choose(20);
+        space.choose(20, 0);
         space
     }
 
@@ -536,14 +538,14 @@ mod tests {
         space.free(batch.data[0]);
         let next = space.place_batch(1).unwrap();
         assert_ne!(next.segment, batch.segment);
-        space.choose(20);
+        space.choose(20, 0);
         assert!(space.searched().0.contains(&batch.segment), "its batch is in flight");
         assert!(!space.log.segments().any(|segment| segment == batch.segment));
         space.end(batch.segment, Ok(()));
         space.activate();
         // Other segments are emptier, so it comes last.
         while space.candidates().contains(&batch.segment) {
-            space.choose(space.pages.left() + 16);
+            space.choose(space.pages.left() + 16, 0);
             space.activate();
         }
         let all = space.pages.waiting.iter().chain(&space.log.waiting);
