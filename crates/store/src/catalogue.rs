@@ -342,8 +342,8 @@ impl Catalogue {
         self.encode_guarantees(out);
     }
 
-    /// Reads the catalogue of a pool with this version of the format: 1 has no change sets, and 2 no
-    /// guarantees.
+    /// Reads the catalogue of a pool with this version of the format: 1 has no change sets, and 2
+    /// no guarantees.
     pub(crate) fn decode(input: &mut WordReader<'_>, version: u32) -> Option<Self> {
         let (next_id, epoch) = (input.u32()?, input.u32()?);
         let set = |input: &mut WordReader<'_>, end: u32| match version {

@@ -292,9 +292,9 @@ fn a_volume_that_fills_the_pool_takes_nothing_of_a_guarantee_meanwhile() {
     each_seed(6, |seed| assert!(race(seed) > 10));
 }
 
-/// A few volumes with guarantees and some without, by seed: writes, discards, snapshots, roll-backs,
-/// clones, deletions, changes of sizes and names, and power losses. Nothing that is guaranteed is
-/// refused. Returns how often something was.
+/// A few volumes with guarantees and some without, by seed: writes, discards, snapshots,
+/// roll-backs, clones, deletions, changes of sizes and names, and power losses. No write within a
+/// guarantee is refused.
 struct World {
     device: Arc<SimBackend>,
     pool: Pool,
