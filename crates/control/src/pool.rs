@@ -50,6 +50,8 @@ pub struct PoolEntry {
     pub shared_bytes: u64,
     /// The bytes that were not written since the pool was opened, because equal blocks were there.
     pub saved_bytes: u64,
+    /// The free bytes that are kept for the guarantees of volumes.
+    pub guaranteed_bytes: u64,
     /// Whether blocks may be in use that nothing refers to. A walk frees them.
     pub has_garbage: bool,
     /// The memory that the pool takes, in bytes, about.
@@ -79,6 +81,9 @@ pub struct VolumeEntry {
     /// are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// The bytes of its own that it can always have, whatever others write, if it has a guarantee.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee_bytes: Option<u64>,
     /// The disk that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
@@ -157,6 +162,13 @@ pub enum PoolChange {
         volume: String,
         /// The domain. With an empty one its blocks are not shared.
         domain: String,
+    },
+    /// Guarantees a volume that it can have some bytes of its own, whatever others write.
+    Guarantee {
+        /// Its name.
+        volume: String,
+        /// The bytes, at most its size; 0 takes the guarantee away.
+        bytes: u64,
     },
     /// Looks for equal blocks that were written several times. All but one of each become free some
     /// time after the answer.
@@ -243,6 +255,7 @@ impl PoolEntry {
                 name: Some(volume.name),
                 size_bytes: volume.size,
                 domain: Some(volume.domain).filter(|domain| !domain.is_empty()),
+                guarantee_bytes: Some(volume.guarantee).filter(|bytes| *bytes > 0),
                 snapshots: Vec::new(),
             };
             volumes.insert(volume.id, entry);
@@ -262,6 +275,7 @@ impl PoolEntry {
             used_bytes: status.used_bytes,
             shared_bytes: status.shared_bytes,
             saved_bytes: (status.counts.shared_blocks + status.counts.unchanged_blocks) * BLOCK,
+            guaranteed_bytes: status.guaranteed_bytes,
             has_garbage: status.has_garbage,
             memory_bytes: status.memory_bytes,
             damage: pool.damage(),
@@ -284,6 +298,7 @@ impl PoolChange {
                 pool.create_volume_in(volume, *size_bytes, domain.as_deref().unwrap_or(DOMAIN))
             }
             Self::Domain { volume, domain } => pool.set_domain(volume, domain),
+            Self::Guarantee { volume, bytes } => pool.set_guarantee(volume, *bytes),
             Self::Merge => {
                 pool.request_merge();
                 Ok(())

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::batch::Run;
 use crate::catalogue::Change;
 use crate::entry::MapEntry;
+use crate::guarantee::Guarantees;
 use crate::layout::BLOCK;
 use crate::pages::{Fault, Pages, WORDS};
 use crate::state::State;
@@ -45,6 +46,7 @@ impl State {
             old = pages.set(branch, block, entry)?;
             Ok(())
         })?;
+        self.note_fresh(volume, block, old.is_fresh(), entry.is_fresh());
         self.note_change();
         self.unsettled += 1;
         let layout = self.layout();
@@ -66,8 +68,9 @@ impl State {
     pub(crate) fn unmap(&mut self, volume: u32, range: Range<u64>) -> Result<(), Fault> {
         self.note_changed(volume, &range)?;
         let mut cleared = Cleared::default();
-        let done =
-            self.with_branch(volume, |pages, branch| pages.clear(branch, range, &mut cleared));
+        let done = self
+            .with_branch(volume, |pages, branch| pages.clear(branch, range.clone(), &mut cleared));
+        self.note_cleared(volume, &range, cleared.blocks.len(), !cleared.has_garbage);
         self.note_change();
         for block in cleared.blocks {
             self.release_data(block);
@@ -166,6 +169,7 @@ impl State {
     pub(crate) fn change(&mut self, change: &Change) -> Option<()> {
         self.has_garbage |= self.catalogue.apply(change)?;
         self.is_united = false;
+        self.guarantees = Guarantees::of(&self.catalogue);
         if !self.rules.raises_floor {
             self.catalogue.volumes.values_mut().for_each(|volume| volume.floor = 0);
         }

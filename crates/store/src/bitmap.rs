@@ -56,7 +56,7 @@ pub(crate) struct United {
 }
 
 /// The blocks of a word of a page.
-fn span(level: u32) -> u64 {
+pub(crate) fn span(level: u32) -> u64 {
     1 << (WORD_BITS + level * INDEX_BITS)
 }
 

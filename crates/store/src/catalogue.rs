@@ -6,10 +6,11 @@
 //! it shares, a volume has a *floor*: a page is its own if its birth is later. A floor only rises.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::batch::CHANGE_LENGTH_MAX;
 use crate::change_set::{ChangeSet, RetiredSets};
+use crate::guarantee::FreshCount;
+use crate::refusal::PoolRefusal;
 use crate::words::{WordReader, WordWriter};
 
 /// The longest name of a volume or a snapshot, in bytes.
@@ -38,9 +39,22 @@ pub struct Volume {
     /// Equal blocks of volumes of the same domain are kept once. The blocks of a volume without one
     /// are not shared, but for those of its snapshots and clones.
     pub domain: String,
+    /// The bytes of its own that it can always have, whatever others write; 0 without a guarantee.
+    pub guarantee: u64,
     pub(crate) root: PageId,
     pub(crate) floor: Epoch,
     pub(crate) changes: ChangeSet,
+    /// What it has of these, if it has a guarantee.
+    pub(crate) own: FreshCount,
+}
+
+impl Volume {
+    /// A volume without a guarantee.
+    fn new(id: u32, (name, domain): (String, String), size: u64, map: (PageId, Epoch)) -> Self {
+        let ((root, floor), changes) = (map, ChangeSet::default());
+        let (origin, guarantee, own) = (None, 0, FreshCount::NONE);
+        Self { id, name, size, origin, domain, guarantee, root, floor, changes, own }
+    }
 }
 
 /// A snapshot of a volume.
@@ -120,57 +134,12 @@ pub(crate) enum Change {
     Release {
         id: u32,
     },
+    /// Guarantees a volume so many bytes, or none.
+    Guarantee {
+        id: u32,
+        bytes: u64,
+    },
 }
-
-/// Why a change of the catalogue is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolRefusal {
-    /// No volume has this name.
-    NoVolume,
-    /// The volume has no snapshot with this name.
-    NoSnapshot,
-    /// The name is in use.
-    NameTaken,
-    /// The name is empty, longer than [`NAME_LENGTH_MAX`] bytes, or has unusual characters.
-    BadName,
-    /// The size is 0, larger than [`VOLUME_SIZE_MAX`], or no multiple of 512 bytes.
-    BadSize,
-    /// The pool has as many volumes and snapshots as it can have.
-    TooMany,
-    /// A disk uses the volume.
-    InUse,
-    /// The snapshot, or one of the volume, is held.
-    Held,
-    /// The snapshot is not held.
-    NotHeld,
-    /// Only rules give snapshots such a name.
-    Reserved,
-    /// The reason of a hold is empty, longer than [`NAME_LENGTH_MAX`] bytes, or has control
-    /// characters.
-    BadReason,
-}
-
-impl fmt::Display for PoolRefusal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::NoVolume => "the pool has no such volume",
-            Self::NoSnapshot => "the volume has no such snapshot",
-            Self::NameTaken => "the name is in use",
-            Self::BadName => {
-                "a name has 1 to 128 bytes: letters, digits and the characters . _ : + -"
-            }
-            Self::BadSize => "a size is a multiple of 512 bytes, at most 256 TiB",
-            Self::TooMany => "the pool has as many volumes and snapshots as it can have",
-            Self::InUse => "a disk uses the volume",
-            Self::Held => "the snapshot, or one of the volume, is held",
-            Self::NotHeld => "the snapshot is not held",
-            Self::Reserved => "names that begin with `auto.` are those of rules",
-            Self::BadReason => "a reason has 1 to 128 bytes, without control characters",
-        })
-    }
-}
-
-impl std::error::Error for PoolRefusal {}
 
 /// Whether a volume or a snapshot may have this name.
 pub fn is_name(name: &str) -> bool {
@@ -253,7 +222,7 @@ impl Catalogue {
     }
 
     /// A new epoch begins: all pages that exist now are shared, for a branch with this floor.
-    fn raise(&mut self) -> Option<Epoch> {
+    pub(crate) fn raise(&mut self) -> Option<Epoch> {
         let before = self.epoch;
         self.epoch = before.checked_add(1)?;
         Some(before)
@@ -265,9 +234,8 @@ impl Catalogue {
         let mut has_garbage = false;
         match change {
             Change::Create { id, size, name, domain } => {
-                let (id, size, name, domain) = (*id, *size, name.clone(), domain.clone());
-                let (origin, changes) = (None, ChangeSet::default());
-                self.add(Volume { id, name, size, origin, domain, root: 0, floor: 0, changes })?;
+                let names = (name.clone(), domain.clone());
+                self.add(Volume::new(*id, names, *size, (0, 0)))?;
             }
             Change::Delete { id } => {
                 let volume = self.volumes.remove(id)?;
@@ -282,6 +250,7 @@ impl Catalogue {
                     (*snapshot >= self.next_id).then_some(())?;
                     let volume = self.volumes.get_mut(id)?;
                     volume.floor = floor;
+                    volume.own = FreshCount::NONE;
                     let made = Snapshot {
                         id: *snapshot,
                         volume: *id,
@@ -305,9 +274,10 @@ impl Catalogue {
             Change::Clone { snapshot, id, name } => {
                 let floor = self.raise()?;
                 let Snapshot { size, root, ref domain, .. } = *self.snapshots.get(snapshot)?;
-                let (id, name, origin) = (*id, name.clone(), Some(*snapshot));
-                let (domain, changes) = (domain.clone(), ChangeSet::none_since(*snapshot));
-                self.add(Volume { id, name, size, origin, domain, root, floor, changes })?;
+                let names = (name.clone(), domain.clone());
+                let volume = Volume::new(*id, names, size, (root, floor));
+                let changes = ChangeSet::none_since(*snapshot);
+                self.add(Volume { origin: Some(*snapshot), changes, ..volume })?;
             }
             Change::Rollback { id, snapshot } => {
                 let floor = self.raise()?;
@@ -315,6 +285,7 @@ impl Catalogue {
                 let volume = self.volumes.get_mut(id)?;
                 has_garbage = volume.root != root;
                 (volume.root, volume.size, volume.floor) = (root, size, floor);
+                volume.own = FreshCount::NONE;
                 let none = ChangeSet::none_since(*snapshot);
                 let changes = std::mem::replace(&mut volume.changes, none);
                 has_garbage |= self.end_set(changes);
@@ -326,6 +297,7 @@ impl Catalogue {
                 self.snapshots.get_mut(id)?.hold = Some(reason.clone());
             }
             Change::Release { id } => self.snapshots.get_mut(id)?.hold = None,
+            Change::Guarantee { id, bytes } => self.guarantee(*id, *bytes)?,
         }
         Some(has_garbage)
     }
@@ -367,9 +339,11 @@ impl Catalogue {
             out.u32(*id);
             set.encode(out);
         }
+        self.encode_guarantees(out);
     }
 
-    /// Reads the catalogue of a pool with this version of the format: 1 has no change sets.
+    /// Reads the catalogue of a pool with this version of the format: 1 has no change sets, and 2
+    /// no guarantees.
     pub(crate) fn decode(input: &mut WordReader<'_>, version: u32) -> Option<Self> {
         let (next_id, epoch) = (input.u32()?, input.u32()?);
         let set = |input: &mut WordReader<'_>, end: u32| match version {
@@ -384,8 +358,8 @@ impl Catalogue {
             let origin = Some(origin).filter(|origin| *origin != 0);
             let changes = set(input, next_id)?;
             let is_sane = id != 0 && id < next_id && floor < epoch && is_size(size);
-            let volume = Volume { id, name, size, origin, domain, root, floor, changes };
-            is_sane.then_some((id, volume))
+            let volume = Volume::new(id, (name, domain), size, (root, floor));
+            is_sane.then_some((id, Volume { origin, changes, ..volume }))
         })?;
         let count = input.u32()?;
         let snapshots = input.list(count, |input| {
@@ -406,7 +380,11 @@ impl Catalogue {
         })?;
         let (volumes, snapshots) = (volumes.into_iter().collect(), snapshots.into_iter().collect());
         let retired = retired.into_iter().collect();
-        Some(Self { volumes, snapshots, retired, next_id, epoch })
+        let mut catalogue = Self { volumes, snapshots, retired, next_id, epoch };
+        if version >= 3 {
+            catalogue.decode_guarantees(input)?;
+        }
+        Some(catalogue)
     }
 }
 
@@ -480,6 +458,11 @@ impl Change {
                 out.u8(11);
                 out.u32(*id);
             }
+            Self::Guarantee { id, bytes } => {
+                out.u8(12);
+                out.u32(*id);
+                out.u64(*bytes);
+            }
         }
         out.0
     }
@@ -515,6 +498,7 @@ impl Change {
             9 => Self::Hold { id: input.u32()?, reason: input.text()? },
             10 => Self::Domain { id: input.u32()?, domain: input.text()? },
             11 => Self::Release { id: input.u32()? },
+            12 => Self::Guarantee { id: input.u32()?, bytes: input.u64()? },
             _ => return None,
         };
         input.0.is_empty().then_some(change)
@@ -544,6 +528,7 @@ mod tests {
             Change::Clone { snapshot: 3, id: 5, name: "c".into() },
             Change::Rename { id: 2, name: "d".into() },
             Change::Domain { id: 5, domain: "y".into() },
+            Change::Guarantee { id: 5, bytes: 1 << 20 },
             Change::Rollback { id: 1, snapshot: 3 },
             Change::DeleteSnapshot { id: 4 },
             Change::Delete { id: 2 },
@@ -562,9 +547,9 @@ mod tests {
         }
         let mut out = WordWriter::default();
         catalogue.encode(&mut out);
-        assert_eq!(Catalogue::decode(&mut WordReader(&out.0), 2).as_ref(), Some(&catalogue));
+        assert_eq!(Catalogue::decode(&mut WordReader(&out.0), 3).as_ref(), Some(&catalogue));
         for length in 0..out.0.len() {
-            assert_eq!(Catalogue::decode(&mut WordReader(&out.0[..length]), 2), None);
+            assert_eq!(Catalogue::decode(&mut WordReader(&out.0[..length]), 3), None);
         }
         assert_eq!(catalogue.next_id, 6);
         let names: Vec<_> = catalogue.volumes.values().map(|volume| &volume.name[..]).collect();
@@ -580,7 +565,7 @@ mod tests {
             catalogue.apply(&change).unwrap();
             floors.push(catalogue.volumes[&1].floor);
         }
-        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3]);
+        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3]);
         assert_eq!((catalogue.volumes[&5].floor, catalogue.epoch), (2, 4));
         assert_eq!(catalogue.apply(&Change::Delete { id: 2 }), None);
         assert_eq!(catalogue.apply(&Change::Rollback { id: 1, snapshot: 4 }), None);

@@ -14,7 +14,7 @@ use crate::pages::{Fault, Page, Pages, WORDS};
 use crate::recover::{Opened, Recovered, find, load};
 use crate::rules::Rules;
 use crate::state::State;
-use crate::tree::ROOT_LEVEL;
+use crate::tree::{BLOCKS_MAX, ROOT_LEVEL};
 
 /// The most problems that are described.
 const PROBLEMS_MAX: usize = 100;
@@ -105,6 +105,7 @@ pub fn check(
     for root in state.access(|state| state.catalogue.set_roots().collect::<Vec<_>>()) {
         checker.check_set(root, ROOT_LEVEL)?;
     }
+    checker.check_guarantees()?;
     if recovered.wrong_blocks > 0 {
         let count = recovered.wrong_blocks;
         checker.report.report(|| format!("{count} blocks after the last checkpoint are damaged"));
@@ -177,6 +178,34 @@ impl Checker<'_> {
                 Ok(0) => {}
                 Ok(child) => self.walk(name, child, level - 1, first, progress)?,
                 Err(_) => self.report.report(|| format!("{name}: page {id} of its map is damaged")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the fresh blocks of volumes with guarantees.
+    fn check_guarantees(&mut self) -> Result<(), PoolError> {
+        let volumes = self.state.access(|state| state.catalogue.volumes.clone());
+        let guaranteed = volumes.values().filter(|volume| volume.guarantee > 0);
+        for volume in guaranteed.filter(|volume| volume.own.is_complete()) {
+            let (mut fresh, mut at) = (0, 0);
+            while at < BLOCKS_MAX {
+                let counted = self
+                    .state
+                    .access(|state| state.pages.count_fresh(volume.root, volume.floor, at));
+                match counted {
+                    Ok((count, next)) => (fresh, at) = (fresh + count, next),
+                    Err((Fault::Missing(id), next)) => at = self.page(id)?.map_or(next, |_| at),
+                    Err((Fault::Damaged, next)) => at = next,
+                }
+            }
+            let (name, known) = (&volume.name, volume.own.fresh);
+            if known != fresh {
+                self.report.report(|| {
+                    format!(
+                        "{name}: {known} blocks count for its guarantee, and {fresh} are its own"
+                    )
+                });
             }
         }
         Ok(())

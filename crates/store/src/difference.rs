@@ -15,12 +15,13 @@ use std::sync::Arc;
 use fathom_block::{Allocation, Backend, Extent, StoreAccess};
 use hashbrown::HashMap;
 
-use crate::catalogue::{PageId, PoolRefusal};
+use crate::catalogue::PageId;
 use crate::entry::MapEntry;
 use crate::error::PoolError;
 use crate::layout::BLOCK;
 use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
 use crate::pool::Pool;
+use crate::refusal::PoolRefusal;
 use crate::tree::{BLOCKS_MAX, ROOT_LEVEL, index, span};
 
 /// The most pages that a call of [`Pages::compare`] visits at the lowest level.

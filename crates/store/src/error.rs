@@ -6,7 +6,7 @@ use std::io;
 use fathom_failure::{Failing, Failure};
 use fathom_persistence::Verdict;
 
-use crate::catalogue::PoolRefusal;
+use crate::refusal::PoolRefusal;
 use crate::superblock::PoolSuperblock;
 
 /// See the module.
@@ -69,6 +69,11 @@ impl Failing for PoolError {
                 "keep a copy of the device, then use `fathom store check`".into()
             }
             Self::TooShort(_) => "restore the device's former size".into(),
+            Self::Refused(PoolRefusal::Guaranteed) => {
+                "delete snapshots or volumes, lower a guarantee with `fathom store guarantee`, or make \
+                 the pool's device larger"
+                    .into()
+            }
             Self::BadSize(_) | Self::Refused(_) => String::new(),
             Self::Failed(_) => {
                 "repair its device, stop serving all disks of the pool, then serve them again"

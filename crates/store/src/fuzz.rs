@@ -40,8 +40,8 @@ pub fn fuzz_store(data: &[u8]) {
     match how % 8 {
         0 => fuzz_header(data),
         1 => {
-            if let Some(record) = CheckpointRecord::decode(data, 100, 2) {
-                assert_eq!(CheckpointRecord::decode(&record.encode(), 100, 2), Some(record));
+            if let Some(record) = CheckpointRecord::decode(data, 100, 3) {
+                assert_eq!(CheckpointRecord::decode(&record.encode(), 100, 3), Some(record));
             }
         }
         2 => fuzz_change(data),

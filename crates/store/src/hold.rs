@@ -1,8 +1,9 @@
 //! Holds: snapshots that nobody deletes until they are released.
 
-use crate::catalogue::{Catalogue, Change, PoolRefusal, is_reason};
+use crate::catalogue::{Catalogue, Change, is_reason};
 use crate::error::PoolError;
 use crate::pool::Pool;
+use crate::refusal::PoolRefusal;
 
 impl Catalogue {
     /// Whether a snapshot of the volume `id` is held.

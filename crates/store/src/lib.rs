@@ -16,6 +16,7 @@
 //!   change sets; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
 //! - `scrub`: verifies a pool in use.
+//! - `guarantee`: places that stay free for volumes.
 //! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -40,6 +41,7 @@ mod estimate;
 mod figures;
 mod fingerprint;
 mod fuzz;
+mod guarantee;
 mod hold;
 mod index;
 mod layout;
@@ -54,6 +56,7 @@ mod queue;
 mod recent;
 mod record;
 mod recover;
+mod refusal;
 mod relocation;
 mod reserve;
 mod room;
@@ -70,9 +73,7 @@ mod volume;
 mod walk;
 mod words;
 
-pub use catalogue::{
-    NAME_LENGTH_MAX, PoolRefusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
-};
+pub use catalogue::{NAME_LENGTH_MAX, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size};
 pub use check::{CheckReport, check};
 pub use copy::copy;
 pub use difference::{ChangeCursor, ChangedExtent};
@@ -87,6 +88,7 @@ pub use make::{MakeOptions, make};
 pub use options::PoolOptions;
 pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
+pub use refusal::PoolRefusal;
 #[doc(hidden)]
 pub use rules::Rules;
 pub use scrub::{

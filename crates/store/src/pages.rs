@@ -67,6 +67,8 @@ pub(crate) struct Pages {
     dead: Vec<PageId>,
     dirty: Vec<PageId>,
     dirty_count: usize,
+    /// The pages that were made since the last checkpoint's instant.
+    new_count: usize,
     cached: usize,
     /// The pages in memory that a checkpoint writes.
     written_count: usize,
@@ -113,6 +115,7 @@ impl Pages {
             dead: Vec::new(),
             dirty: Vec::new(),
             dirty_count: 0,
+            new_count: 0,
             cached: 0,
             written_count: 0,
             hand: 0,
@@ -240,6 +243,7 @@ impl Pages {
         if self.slots[id as usize].page.replace(Arc::from(page)).is_none() {
             self.cached += 1;
         }
+        self.new_count += 1;
         self.change(id)?;
         Ok(id)
     }
@@ -284,6 +288,9 @@ impl Pages {
         }
         if std::mem::take(&mut slot.is_dirty) {
             self.dirty_count -= 1;
+            if self.entry(id).block == 0 {
+                self.new_count = self.new_count.saturating_sub(1);
+            }
         }
         if self.rules.keeps_removed {
             self.dead.push(id);
@@ -365,6 +372,11 @@ impl Pages {
         }
     }
 
+    /// The number of pages that were made since the last checkpoint's instant.
+    pub(crate) fn new_count(&self) -> usize {
+        self.new_count
+    }
+
     /// The number of changed pages.
     pub(crate) fn dirty_count(&self) -> usize {
         self.dirty_count
@@ -384,7 +396,7 @@ impl Pages {
                 self.written_count += 1;
             }
         }
-        self.dirty_count = 0;
+        (self.dirty_count, self.new_count) = (0, 0);
         frozen
     }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::batch::BatchHeader;
 use crate::batch::Run;
-use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_domain, is_name, is_size};
+use crate::catalogue::{Change, Snapshot, Volume, is_domain, is_name, is_size};
 use crate::checkpoint::{Checkpoint, kind_of};
 use crate::difference::Comparison;
 use crate::error::PoolError;
@@ -20,6 +20,7 @@ use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::options::PoolOptions;
 use crate::queue::Wanted;
 use crate::recover::{self, Recovered};
+use crate::refusal::PoolRefusal;
 use crate::seal::Key;
 use crate::state::{PoolCounts, State};
 use crate::volume::StoreVolume;
@@ -53,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) is_scanned: AtomicBool,
     /// Whether sets of deleted snapshots may be there to be united with others.
     pub(crate) has_retired_sets: AtomicBool,
+    /// Whether volumes have guarantees.
+    pub(crate) has_guarantees: AtomicBool,
     /// Whether a queue carries out a merge, and when the next one is due.
     pub(crate) is_merged: AtomicBool,
     pub(crate) merge_at_ns: AtomicU64,
@@ -120,6 +123,8 @@ pub struct PoolStatus {
     pub used_bytes: u64,
     /// The bytes of blocks to which several entries of maps may refer, because they were equal.
     pub shared_bytes: u64,
+    /// The free bytes that are kept for the guarantees of volumes.
+    pub guaranteed_bytes: u64,
     /// Whether blocks may be in use that nothing refers to, so that a walk will free them.
     pub has_garbage: bool,
     /// The bytes of memory that the pool takes, about.
@@ -159,6 +164,7 @@ impl Pool {
         let (shared, recovered) = recover::recover(&device, memory, options.rules)?;
         let (identity, key, layout) =
             shared.access(|state| (state.identity, state.key, state.layout()));
+        let has_guarantees = shared.access(|state| !state.guarantees.is_empty());
         let relocates = options.relocates.unwrap_or(device.capabilities().rotational);
         let punches = options.punches && device.capabilities().discard;
         let inner = Inner {
@@ -175,6 +181,7 @@ impl Pool {
             is_walked: AtomicBool::new(false),
             is_scanned: AtomicBool::new(false),
             has_retired_sets: AtomicBool::new(true),
+            has_guarantees: AtomicBool::new(has_guarantees),
             is_merged: AtomicBool::new(false),
             merge_at_ns: AtomicU64::new(0),
             relocates,
@@ -220,6 +227,7 @@ impl Pool {
             bytes: state.layout().data_bytes(),
             used_bytes: state.space.used_places() * BLOCK,
             shared_bytes: state.space.shared_places() * BLOCK,
+            guaranteed_bytes: state.guaranteed() * BLOCK,
             has_garbage: state.has_garbage || state.walk.is_some(),
             memory_bytes: state.memory(),
             counts: state.counts,
@@ -342,7 +350,8 @@ impl Pool {
     /// power loss at this instant would have left. It is durable when the call returns.
     ///
     /// # Errors
-    /// If a volume does not exist or has a snapshot with this name, or the pool fails.
+    /// If a volume does not exist or has a snapshot with this name, a guarantee could not be kept
+    /// with the snapshot, or the pool fails.
     pub fn take_snapshot(
         &self,
         volumes: &[&str],
@@ -365,6 +374,9 @@ impl Pool {
                     return Err(PoolRefusal::NameTaken);
                 }
                 members.push((id, snapshot));
+            }
+            if state.breaks_guarantees(&members) {
+                return Err(PoolRefusal::Guaranteed);
             }
             let (name, in_flight, failed) = (name.to_owned(), Vec::new(), Vec::new());
             Ok(Change::Snapshot { members, name, time_s, in_flight, failed })
@@ -547,6 +559,8 @@ impl Pool {
             }
         });
         inner.has_retired_sets.store(true, Ordering::SeqCst);
+        let has_guarantees = inner.shared.access(|state| !state.guarantees.is_empty());
+        inner.has_guarantees.store(has_guarantees, Ordering::SeqCst);
         inner.wake_all();
         Ok(written?)
     }

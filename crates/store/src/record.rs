@@ -94,14 +94,17 @@ mod tests {
             catalogue: Catalogue::new(),
         };
         let bytes = record.encode();
-        // An empty catalogue of version 1 has no count of sets.
-        let first = &bytes[..bytes.len() - 4];
-        assert_eq!(CheckpointRecord::decode(first, 6, 1).as_ref(), Some(&record));
-        assert_eq!(CheckpointRecord::decode(&bytes, 6, 2).as_ref(), Some(&record));
-        assert_eq!(CheckpointRecord::decode(&bytes, 5, 2), None);
-        for length in 0..bytes.len() {
-            assert_eq!(CheckpointRecord::decode(&bytes[..length], 6, 2), None);
+        // An empty catalogue of version 2 has no count of guarantees, one of version 1 none of sets
+        // either.
+        for (version, missing) in [(1, 8), (2, 4), (3, 0)] {
+            let bytes = &bytes[..bytes.len() - missing];
+            let decoded = CheckpointRecord::decode(bytes, 6, version);
+            assert_eq!(decoded.as_ref(), Some(&record), "{version}");
         }
-        assert_eq!(CheckpointRecord::decode(&[&bytes[..], &[0]].concat(), 6, 2), None);
+        assert_eq!(CheckpointRecord::decode(&bytes, 5, 3), None);
+        for length in 0..bytes.len() {
+            assert_eq!(CheckpointRecord::decode(&bytes[..length], 6, 3), None);
+        }
+        assert_eq!(CheckpointRecord::decode(&[&bytes[..], &[0]].concat(), 6, 3), None);
     }
 }

@@ -318,7 +318,8 @@ pub(crate) fn find(
     }
     let searched = record.busy.iter().chain(&record.order).copied();
     // Two checkpoints' worth of changed pages, if the last one was interrupted.
-    space.open(searched, usize::try_from(search.layout.places() / 8).unwrap_or(usize::MAX));
+    let page_places = (search.layout.places() / 8).min(4 * DIRTY_PAGES_MAX);
+    space.open(searched, page_places as usize);
     let index = Index::new(space.layout(), index_pages);
     let last = search.batches.keys().next_back().copied().unwrap_or(0);
     let state = State::new(Parts {

@@ -10,6 +10,8 @@ use crate::words::WordWriter;
 const LISTS_LENGTH_MAX: usize = 16 << 10;
 /// What a volume or a snapshot takes at most besides its name and its domain, in bytes.
 const ENTRY_LENGTH_MAX: usize = 64;
+/// What a guarantee takes, in bytes.
+const GUARANTEE_LENGTH: usize = 20;
 
 impl Change {
     /// How much longer the catalogue becomes at most, in bytes.
@@ -18,6 +20,7 @@ impl Change {
         match self {
             Self::Snapshot { members, .. } => members.len() * entry,
             Self::Create { .. } | Self::Clone { .. } => entry,
+            Self::Guarantee { .. } => GUARANTEE_LENGTH,
             Self::Rename { .. } | Self::Domain { .. } | Self::Hold { .. } => NAME_LENGTH_MAX,
             Self::Delete { .. }
             | Self::Resize { .. }

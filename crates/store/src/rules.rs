@@ -69,6 +69,8 @@ pub struct Rules {
     pub protects_scrubbed: bool,
     /// A page with the number of a removed one was not visited by a scrub.
     pub forgets_scrubbed: bool,
+    /// What the guarantees of others need is not given to a batch, and no snapshot breaks one.
+    pub keeps_guarantees: bool,
     /// The fewest adjoining blocks that are worth a seek.
     pub run_min: usize,
     /// The bits of fingerprints that count.
@@ -115,6 +117,7 @@ impl Default for Rules {
             punches_after_checkpoint: true,
             protects_scrubbed: true,
             forgets_scrubbed: true,
+            keeps_guarantees: true,
             run_min: 64,
             fingerprint_bits: 56,
             walk_step: 64,

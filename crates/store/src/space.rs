@@ -13,6 +13,7 @@
 mod marks;
 mod moved;
 mod punch;
+mod room;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -85,6 +86,11 @@ pub(crate) struct Space {
     /// checkpoint.
     freed: u64,
     spent: u32,
+    /// The headers that were placed since.
+    headers: u64,
+    /// The free places for data in segments that the last checkpoint has chosen for nothing.
+    spare: u64,
+    is_hidden_wanted: bool,
     /// The places of pages of maps, a bit for each.
     page_places: Vec<u8>,
     /// While a walk is in progress: the places that something refers to, as in the map.
@@ -113,6 +119,9 @@ impl Space {
             hollow: Vec::new(),
             freed: 0,
             spent: 0,
+            headers: 0,
+            spare: 0,
+            is_hidden_wanted: false,
             page_places: vec![0; (layout.places() as usize).div_ceil(8)],
             marked: None,
             rules,
@@ -266,6 +275,7 @@ impl Space {
         loop {
             if let Some(open) = &mut self.log.open {
                 if open.left() >= least {
+                    self.headers += 1;
                     return Some(Self::cut(open, count, &self.layout));
                 }
                 self.states[open.segment as usize] = SegmentState::Spent;
@@ -381,9 +391,10 @@ impl Space {
 
     /// Chooses segments at the instant of a checkpoint. `page_places` are the free places that the
     /// next one needs for pages of maps. They come first, and as many are left for the one after
-    /// it, in which those become free that this one has replaced.
-    pub(crate) fn choose(&mut self, page_places: usize) {
-        (self.freed, self.spent) = (0, 0);
+    /// it, in which those become free that this one has replaced. `guaranteed` places are only for
+    /// batches.
+    pub(crate) fn choose(&mut self, page_places: usize, guaranteed: usize) {
+        (self.freed, self.spent, self.headers) = (0, 0, 0);
         self.hollow.clear();
         for segment in 0..self.layout.segments {
             let is_spent = self.states[segment as usize] == SegmentState::Spent;
@@ -394,6 +405,7 @@ impl Space {
         if self.moved_wanted > 0 {
             self.give_back_log();
         }
+        self.give_back_hidden();
         let candidates = self.candidates();
         let holes = |segment: &u32| {
             self.layout.segment_blocks as usize - usize::from(self.used[*segment as usize])
@@ -414,7 +426,8 @@ impl Space {
             idle -= chosen.left();
             self.pages.prepared.push(chosen);
         }
-        idle -= self.choose_moved(&mut candidates, idle.saturating_sub(page_places));
+        let spare = idle.saturating_sub(page_places.saturating_add(guaranteed));
+        idle -= self.choose_moved(&mut candidates, spare);
         let mut left = self.log.left() + left_of(&self.log.prepared);
         let target = self.log_target();
         // A batch with data needs two places. A segment with fewer would be opened in vain, again
@@ -430,6 +443,7 @@ impl Space {
             idle -= chosen.left();
             self.log.prepared.push(chosen);
         }
+        self.note_spare(candidates, page_places);
         self.note_empty();
     }
 
@@ -495,7 +509,7 @@ mod tests {
             Paged::new(layout.space_map(), layout.space_pages),
             Rules::default(),
         );
-        space.choose(20);
+        space.choose(20, 0);
         space
     }
 
@@ -524,14 +538,14 @@ mod tests {
         space.free(batch.data[0]);
         let next = space.place_batch(1).unwrap();
         assert_ne!(next.segment, batch.segment);
-        space.choose(20);
+        space.choose(20, 0);
         assert!(space.searched().0.contains(&batch.segment), "its batch is in flight");
         assert!(!space.log.segments().any(|segment| segment == batch.segment));
         space.end(batch.segment, Ok(()));
         space.activate();
         // Other segments are emptier, so it comes last.
         while space.candidates().contains(&batch.segment) {
-            space.choose(space.pages.left() + 16);
+            space.choose(space.pages.left() + 16, 0);
             space.activate();
         }
         let all = space.pages.waiting.iter().chain(&space.log.waiting);

@@ -1,23 +1,24 @@
 //! The state of a pool that its queues share. Nothing here does I/O.
 
+mod counts;
+mod frozen;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
 use hashbrown::{HashMap, HashSet};
 
 use crate::bitmap;
-use crate::catalogue::{Catalogue, Change, PageId};
+use crate::catalogue::{Catalogue, Change};
 use crate::contents::Contents;
+use crate::guarantee::{Guarantees, Share};
 use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
 use crate::merge::Merge;
-use crate::paged::FrozenPages;
-use crate::pages::{Page, Pages, WORDS};
-use crate::record::CheckpointRecord;
+use crate::pages::{Pages, WORDS};
 use crate::relocation::Relocation;
 use crate::rules::Rules;
 use crate::scrub::Scrubs;
@@ -25,6 +26,8 @@ use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
 use crate::tree::{BLOCKS_MAX, ROOT_LEVEL};
 use crate::walk::Walk;
+pub use counts::PoolCounts;
+pub(crate) use frozen::Frozen;
 
 /// The most batches in flight. A snapshot's change names all of them.
 pub(crate) const IN_FLIGHT_MAX: usize = 256;
@@ -53,72 +56,20 @@ pub(crate) struct Placed {
     pub(crate) frontier: u64,
 }
 
-/// The content of a checkpoint, at its instant.
-pub(crate) struct Frozen {
-    pub(crate) number: u64,
-    pub(crate) generation: u64,
-    /// Pages of maps, and the block for each.
-    pub(crate) pages: Vec<(PageId, Arc<Page>, u64)>,
-    pub(crate) space: FrozenPages,
-    pub(crate) record: CheckpointRecord,
-    /// The reads that began until now may need places that the checkpoint makes usable.
-    interval: u64,
-}
-
-/// Counts since the pool was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolCounts {
-    /// Blocks that volumes wrote, without zeroes.
-    pub written_blocks: u64,
-    /// Blocks that were zeroes, and took no place.
-    pub zero_blocks: u64,
-    /// Blocks that became references to equal ones.
-    pub shared_blocks: u64,
-    /// Blocks that were looked for by their fingerprints.
-    pub looked_up_blocks: u64,
-    /// Blocks that became references to blocks that the volume had read before: copies.
-    pub copied_blocks: u64,
-    /// Blocks that were compared with what was read before, without another read.
-    pub kept_blocks: u64,
-    /// Blocks that were known to be equal to no others, so that none were looked for.
-    pub unique_blocks: u64,
-    /// Blocks that were equal to what they replaced.
-    pub unchanged_blocks: u64,
-    /// Blocks that had the fingerprint of another one, and were not equal to it.
-    pub unequal_blocks: u64,
-    /// Pages of the fingerprint table that were read.
-    pub fingerprint_reads: u64,
-    /// Searches for equal blocks that were written several times, and the blocks that they gave to
-    /// walks to be freed.
-    pub merges: u64,
-    /// The blocks that merges gave to walks to be freed.
-    pub merged_blocks: u64,
-    /// Blocks that were put where their neighbours are.
-    pub relocated_blocks: u64,
-    /// Segments that were given back to what is beneath the pool.
-    pub punched_segments: u64,
-    /// Batches written.
-    pub batches: u64,
-    /// Pages of maps that checkpoints wrote.
-    pub map_pages: u64,
-    /// Pages of maps that were read.
-    pub map_reads: u64,
-    /// Checkpoints.
-    pub checkpoints: u64,
-    /// Walks that have ended, and the blocks that they have freed.
-    pub walks: u64,
-    /// The blocks that walks have freed.
-    pub walk_freed_blocks: u64,
-    /// Change sets of deleted snapshots that were brought into those that follow.
-    pub united_sets: u64,
-    /// Blocks whose content did not have the right checksum.
-    pub wrong_blocks: u64,
+/// A batch in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    segment: u32,
+    /// The volume that it changes, 0 for none, and the places of its data.
+    volume: u32,
+    places: u64,
 }
 
 pub(crate) struct State {
     pub(crate) identity: Identity,
     pub(crate) key: Key,
     pub(crate) catalogue: Catalogue,
+    pub(crate) guarantees: Guarantees,
     pub(crate) space: Space,
     pub(crate) pages: Pages,
     pub(crate) index: Index,
@@ -152,8 +103,8 @@ pub(crate) struct State {
     next_sequence: u64,
     /// Batches up to this sequence are durable.
     frontier: u64,
-    /// The segment of each batch in flight.
-    in_flight: BTreeMap<u64, u32>,
+    /// The batches in flight.
+    in_flight: BTreeMap<u64, InFlight>,
     /// Those of them that change the catalogue, which was done when they got their place.
     catalogue_batches: BTreeSet<u64>,
     locks: BTreeMap<u32, Locks>,
@@ -230,6 +181,7 @@ impl State {
         Self {
             identity: parts.identity,
             key: parts.key,
+            guarantees: Guarantees::of(&parts.catalogue),
             catalogue: parts.catalogue,
             space,
             pages,
@@ -384,12 +336,17 @@ impl State {
         self.locks.get(&volume).is_some_and(|locks| locks.reach_behind(end))
     }
 
-    /// Chooses places for a batch with up to `count` blocks of data. `None` if there is no place
-    /// now: then a checkpoint is wanted, unless the pool [is full](Self::is_full).
-    pub(crate) fn place(&mut self, count: usize) -> Option<Placed> {
+    /// Chooses places for a batch with up to `count` blocks of data of a volume. `None` if there is
+    /// no place now: then a checkpoint is wanted, unless the pool
+    /// [is full](Self::is_full_for).
+    pub(crate) fn place(&mut self, volume: u32, count: usize) -> Option<Placed> {
         if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
         }
+        let Share::Blocks(count) = self.share_of(volume, count) else {
+            self.await_room();
+            return None;
+        };
         let Some(places) = self.space.place_batch(count) else {
             self.is_checkpoint_wanted |= self.space.gain() > 0 || self.space.is_hollow();
             self.has_garbage |= std::mem::take(&mut self.unsure) > 0;
@@ -401,7 +358,8 @@ impl State {
         }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.in_flight.insert(sequence, places.segment);
+        let (segment, data) = (places.segment, places.data.len() as u64);
+        self.in_flight.insert(sequence, InFlight { segment, volume, places: data });
         self.has_changes = true;
         let (generation, frontier) = (self.generation, self.frontier);
         Some(Placed { places, sequence, generation, frontier })
@@ -417,6 +375,35 @@ impl State {
             || self.walk.is_some()
             || self.relocation.is_some();
         !is_awaited || self.is_out_of_space
+    }
+
+    /// The same for a batch with `count` blocks of a volume.
+    pub(crate) fn is_full_for(&self, volume: u32, count: usize) -> bool {
+        match self.share_of(volume, count) {
+            Share::Blocks(_) => self.is_full(),
+            Share::Later => false,
+            Share::None => true,
+        }
+    }
+
+    /// The places of data in batches of a volume that are in flight.
+    pub(crate) fn places_in_flight(&self, volume: u32) -> u64 {
+        let own = self.in_flight.values().filter(|batch| batch.volume == volume);
+        own.map(|batch| batch.places).sum()
+    }
+
+    /// The same of all volumes.
+    pub(crate) fn all_places_in_flight(&self) -> BTreeMap<u32, u64> {
+        let mut places = BTreeMap::new();
+        for batch in self.in_flight.values() {
+            *places.entry(batch.volume).or_default() += batch.places;
+        }
+        places
+    }
+
+    /// The pages that changes in flight may change.
+    pub(crate) fn promised(&self) -> usize {
+        self.promised
     }
 
     /// The batches in flight that are not in the maps.
@@ -444,7 +431,7 @@ impl State {
             self.is_checkpoint_wanted = true;
             return None;
         }
-        let placed = self.place(0)?;
+        let placed = self.place(0, 0)?;
         self.catalogue_batches.insert(placed.sequence);
         self.change(&change);
         Some((placed, change))
@@ -453,8 +440,8 @@ impl State {
     /// A batch has been written and applied, or it has failed.
     pub(crate) fn end_batch(&mut self, sequence: u64, outcome: Outcome) {
         self.catalogue_batches.remove(&sequence);
-        if let Some(segment) = self.in_flight.remove(&sequence) {
-            self.space.end(segment, outcome);
+        if let Some(batch) = self.in_flight.remove(&sequence) {
+            self.space.end(batch.segment, outcome);
             self.counts.batches += u64::from(outcome.is_ok());
             if outcome.is_err() {
                 self.failed_batches.insert(sequence);
@@ -527,6 +514,7 @@ impl State {
             || self.is_merge_wanted
             || self.relocation.is_some()
             || self.is_scrubbing()
+            || self.has_uncounted()
             || self.wants_union();
         is_wanted && self.failed.is_none()
     }
@@ -544,79 +532,6 @@ impl State {
     /// Whether there are changes that are in no checkpoint.
     pub(crate) fn has_changes(&self) -> bool {
         self.has_changes
-    }
-
-    /// The instant of a checkpoint. `None` if there is no place for it: then the pool has failed.
-    pub(crate) fn freeze(&mut self) -> Option<Frozen> {
-        self.is_checkpointing = true;
-        (self.is_checkpoint_wanted, self.has_changes) = (false, false);
-        let interval = self.interval;
-        self.interval += 1;
-        for block in self.pages.bury() {
-            self.release(block);
-        }
-        let layout = self.layout();
-        let dirty = self.pages.freeze();
-        let places = self.space.place_pages(dirty.len())?;
-        let mut pages = Vec::with_capacity(dirty.len());
-        for ((id, page), place) in dirty.into_iter().zip(places) {
-            let old = self.pages.entry(id).block;
-            if old != 0 {
-                self.release(old);
-            }
-            self.space.take_for_page(place);
-            pages.push((id, page, layout.block(place)));
-        }
-        self.space.choose(self.dirty_max);
-        if !self.rules.waits_for_checkpoint {
-            self.space.activate();
-        }
-        let (busy, order) = self.space.searched();
-        let record = CheckpointRecord {
-            sequence: self.next_sequence - 1,
-            in_flight: self
-                .in_flight()
-                .into_iter()
-                .filter(|_| self.rules.record_names_batches)
-                .collect(),
-            busy,
-            order,
-            pages: self.pages.count(),
-            has_garbage: self.has_garbage
-                || self.walk.is_some()
-                || !self.moves.is_empty()
-                || self.relocation.is_some(),
-            catalogue: self.catalogue.clone(),
-        };
-        self.saving.extend(self.unsaved.drain());
-        let space = self.space.map().freeze();
-        let (number, generation) = (self.number + 1, self.generation);
-        Some(Frozen { number, generation, pages, space, record, interval })
-    }
-
-    /// The pages of a checkpoint have been written, with these checksums. Returns the pages of the
-    /// table.
-    pub(crate) fn pages_written(&mut self, frozen: &Frozen, checksums: &[u32]) -> FrozenPages {
-        for ((id, _, block), checksum) in frozen.pages.iter().zip(checksums) {
-            self.pages.written(*id, *block, *checksum);
-        }
-        self.counts.map_pages += frozen.pages.len() as u64;
-        self.pages.table().freeze()
-    }
-
-    /// A checkpoint is durable. Returns whether places have become usable.
-    pub(crate) fn commit(&mut self, frozen: &Frozen, table: &FrozenPages) -> bool {
-        self.space.map().commit(frozen.space.iter().map(|(index, _)| *index));
-        self.pages.table().commit(table.iter().map(|(index, _)| *index));
-        self.number = frozen.number;
-        // Those that failed after its instant are still looked for.
-        let CheckpointRecord { sequence, in_flight, .. } = &frozen.record;
-        self.failed_batches.retain(|failed| failed > sequence || in_flight.contains(failed));
-        self.is_checkpointing = false;
-        self.saving.clear();
-        self.inactive = Some(frozen.interval);
-        self.counts.checkpoints += 1;
-        self.activate()
     }
 
     /// Whether a disk has a volume or a snapshot, or it is compared.

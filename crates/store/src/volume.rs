@@ -132,6 +132,11 @@ impl Backend for StoreVolume {
         let mut figures = vec![
             Figure::gauge("pool_bytes", "The bytes of the pool.", status.bytes),
             Figure::gauge("pool_used_bytes", "The bytes of the pool in use.", status.used_bytes),
+            Figure::gauge(
+                "pool_guaranteed_bytes",
+                "The free bytes of the pool that are kept for guarantees.",
+                status.guaranteed_bytes,
+            ),
             Figure::gauge("pool_memory_bytes", "The memory of the pool.", status.memory_bytes),
             Figure::counter(
                 "pool_written_blocks_total",

@@ -48,6 +48,12 @@ Examples:
     Rename(RenameOptions),
     /// Give a volume another domain, in which equal blocks are kept once
     Domain(DomainOptions),
+    /// Guarantee a volume some space of its own, whatever others write to the pool
+    #[command(after_help = "\
+Examples:
+  fathom store guarantee /srv/pool db 40G     it can always have 40 GiB of its own
+  fathom store guarantee /srv/pool db none    it has what others leave")]
+    Guarantee(GuaranteeOptions),
     /// Look for equal blocks that were written several times, and free all but one of each
     Merge(PoolArguments),
     /// Copy a raw image, or a block device, into a new volume
@@ -116,6 +122,23 @@ pub struct DomainOptions {
     none: bool,
 }
 
+/// Options of `fathom store guarantee`.
+#[derive(Debug, Args)]
+pub struct GuaranteeOptions {
+    #[command(flatten)]
+    at: PoolArguments,
+    /// The volume
+    volume: String,
+    /// How much, for example 40G, or `none`
+    #[arg(value_name = "SIZE|none", value_parser = guarantee)]
+    size: Bytes,
+}
+
+/// A size, or `none` for 0.
+fn guarantee(text: &str) -> Result<Bytes, String> {
+    if text == "none" { Ok(Bytes(0)) } else { text.parse().map_err(|error| format!("{error}")) }
+}
+
 /// A volume of a pool.
 #[derive(Debug, Args)]
 pub struct VolumeArguments {
@@ -150,6 +173,10 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         StoreCommand::Domain(options) => {
             let domain = options.domain.clone().unwrap_or_default();
             changed(&options.at, &PoolChange::Domain { volume: options.volume.clone(), domain })
+        }
+        StoreCommand::Guarantee(options) => {
+            let (volume, bytes) = (options.volume.clone(), options.size.0);
+            changed(&options.at, &PoolChange::Guarantee { volume, bytes })
         }
         StoreCommand::Merge(at) => {
             if of_daemon(&at.control.client(), &at.pool).is_none() {
@@ -265,6 +292,9 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     if pool.has_garbage {
         text += ", some of it until the next walk";
     }
+    if pool.guaranteed_bytes > 0 {
+        text += &format!("; {} are kept for guarantees", Bytes(pool.guaranteed_bytes));
+    }
     if pool.shared_bytes > 0 {
         text += &format!("; {} are kept once for equal blocks", Bytes(pool.shared_bytes));
     }
@@ -282,6 +312,7 @@ fn table(pool: &PoolEntry, style: Style) -> String {
         TableColumn::text("VOLUME").flexible(),
         TableColumn::text("SNAPSHOT").flexible(),
         TableColumn::number("SIZE"),
+        TableColumn::number("GUARANTEED").optional(),
         TableColumn::text("DISK").flexible().optional(),
         TableColumn::text("TAKEN").optional(),
         TableColumn::text("HELD").flexible().optional(),
@@ -291,14 +322,16 @@ fn table(pool: &PoolEntry, style: Style) -> String {
         if volume.name.is_some() {
             let disk = volume.disk.as_deref().map(clean).unwrap_or_default();
             let size = Bytes(volume.size_bytes).to_string();
-            let row = vec![name.clone(), String::new(), size, disk, String::new(), String::new()];
-            table.row(row);
+            let kept = volume.guarantee_bytes.map(|bytes| Bytes(bytes).to_string());
+            let (kept, none) = (kept.unwrap_or_default(), String::new());
+            table.row(vec![name.clone(), none.clone(), size, kept, disk, none.clone(), none]);
         }
         for snapshot in &volume.snapshots {
             let size = Bytes(snapshot.size_bytes).to_string();
             let taken = output::instant(snapshot.time_s);
             let held = snapshot.hold.as_deref().map(clean).unwrap_or_default();
-            table.row(vec![name.clone(), clean(&snapshot.name), size, String::new(), taken, held]);
+            let (name, snapshot, none) = (name.clone(), clean(&snapshot.name), String::new());
+            table.row(vec![name, snapshot, size, none.clone(), none, taken, held]);
         }
     }
     if pool.volumes.is_empty() {

@@ -20,6 +20,7 @@ mod flushes;
 mod folders;
 mod freezes;
 mod giants;
+mod guarantees;
 mod idle;
 mod images;
 mod intercept;

@@ -60,7 +60,7 @@ impl Drop for Small {
     }
 }
 
-fn kinds(daemon: &Daemon, disk: &str) -> Vec<ProblemKind> {
+pub fn kinds(daemon: &Daemon, disk: &str) -> Vec<ProblemKind> {
     daemon.client().disk(disk).unwrap().problems.iter().map(|problem| problem.kind).collect()
 }
 

@@ -198,6 +198,27 @@ impl StoreQueue {
         }
     }
 
+    /// Goes on with the count of the fresh blocks of volumes with guarantees.
+    pub(super) fn count_fresh(&mut self, context: &mut BackendContext<'_>) {
+        if self.is_closed || !self.inner.has_guarantees.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.inner.shared.access(State::step_count) {
+            Ok(false) => {}
+            Ok(true) => context.wake_at(0),
+            Err(fault) => {
+                let missing = match fault {
+                    Fault::Missing(id) => vec![id],
+                    Fault::Damaged => Vec::new(),
+                };
+                if self.load_all(fault, &missing, context) {
+                    self.inner.shared.access(State::skip_count);
+                    context.wake_at(0);
+                }
+            }
+        }
+    }
+
     fn begin_walk(&mut self, context: &mut BackendContext<'_>) -> bool {
         if self.is_closed {
             return false;

@@ -10,7 +10,7 @@ use crate::batch::{BatchHeader, Run};
 use crate::fingerprint::Fingerprint;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::Fault;
-use crate::state::Placed;
+use crate::state::{Placed, State};
 
 /// The most batches of a queue in flight, with those that are being made.
 const BATCHES_MAX: usize = 16;
@@ -28,6 +28,11 @@ pub(super) struct Batch {
     outcome: Outcome,
     /// The run that is brought into the maps next, and the blocks of it that are there.
     next: (usize, usize),
+}
+
+/// Whether the blocks of what a queue has are shared with others: not those that are guaranteed.
+pub(super) fn is_shared(state: &State, wanted: Wanted) -> bool {
+    !matches!(wanted, Wanted::Volume(volume) if state.guarantees.has(volume))
 }
 
 impl StoreQueue {
@@ -60,8 +65,8 @@ impl StoreQueue {
         let blocks = draft.blocks();
         let mut is_full = false;
         let placed = self.inner.shared.attempt(&self.waker, |state| {
-            let placed = state.place(blocks);
-            is_full = placed.is_none() && state.is_full();
+            let placed = state.place(volume, blocks);
+            is_full = placed.is_none() && state.is_full_for(volume, blocks);
             placed
         });
         let Some(placed) = placed else {
@@ -236,7 +241,9 @@ impl StoreQueue {
                     }
                 }
                 if outcome.is_ok() {
+                    let is_shared = is_shared(state, self.wanted);
                     for (place, fingerprint) in batch.fingerprints.drain(..) {
+                        let fingerprint = fingerprint.filter(|_| is_shared);
                         state.note_fingerprint(place, fingerprint);
                     }
                 }

@@ -202,6 +202,7 @@ impl StoreQueue {
                 self.checkpoint(context);
                 self.walk(context);
                 self.unite(context);
+                self.count_fresh(context);
                 self.scan(context);
                 self.merge(context);
                 self.relocate(context);

@@ -9,10 +9,12 @@
 //! A block whose content is that of the volume's own block needs no change at all.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fathom_block::{BackendContext, Outcome, Request};
 use parking_lot::Mutex;
 
+use super::batch::is_shared;
 use super::change::Part;
 use super::device::Purpose;
 use super::draft::Draft;
@@ -205,6 +207,13 @@ impl StoreQueue {
     /// Looks for the blocks of a new draft. It is ready when nothing is in flight for it.
     pub(super) fn share(&mut self, mut draft: Draft, context: &mut BackendContext<'_>) {
         if !self.sharing.is_active() || draft.parts.iter().all(|part| part.data.is_none()) {
+            return self.ready.push_back(draft);
+        }
+        if self.inner.has_guarantees.load(Ordering::Relaxed)
+            && !self.inner.shared.access(|state| is_shared(state, self.wanted))
+        {
+            let data = draft.parts.iter_mut().filter_map(|part| part.data.as_mut());
+            data.for_each(|data| data.fingerprint = None);
             return self.ready.push_back(draft);
         }
         let number = self.number();

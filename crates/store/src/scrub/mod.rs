@@ -529,7 +529,7 @@ mod tests {
             let entry = MapEntry::new(layout.block(place), 1).fresh();
             state.map(1, 3, entry).unwrap();
         };
-        state.space.choose(40);
+        state.space.choose(40, 0);
         state.space.activate();
         write(&mut state, 5);
         assert_eq!(wanted(&mut state), None, "no page is on the device");

@@ -14,10 +14,10 @@ use super::TransferError;
 use super::digest::digest;
 use super::format::{Beginning, RecordReader, StreamBase, StreamRecord};
 use super::send::find;
-use crate::catalogue::PoolRefusal;
 use crate::difference::ChangeCursor;
 use crate::error::PoolError;
 use crate::pool::Pool;
+use crate::refusal::PoolRefusal;
 
 /// The volume of a full stream until its end. One is left there if the host loses its power.
 const UNFINISHED: &str = "+receiving";

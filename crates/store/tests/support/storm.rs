@@ -10,7 +10,9 @@ use fathom_sim::{
     Harness, HarnessOptions, ModelDisk, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions,
 };
-use fathom_store::{Pool, PoolError, PoolOptions, Rules, ScrubOptions, ScrubState, check};
+use fathom_store::{
+    Pool, PoolError, PoolOptions, PoolRefusal, Rules, ScrubOptions, ScrubState, check,
+};
 
 use super::hints::WrongHints;
 use super::{blank_of, content, disk_under, fast};
@@ -76,6 +78,8 @@ pub struct StormOptions {
     pub contents: u64,
     /// The pool is verified all the time.
     pub scrubs: bool,
+    /// Volumes get guarantees, and lose them.
+    pub guarantees: bool,
 }
 
 impl StormOptions {
@@ -94,7 +98,7 @@ impl StormOptions {
         let (has_faults, crashes_recoveries) = (false, false);
         let contents = if is_equal(kind) { 5 } else { 0 };
         let rules = if is_apart(kind) { Rules { run_min: 2, ..rules } } else { rules };
-        let scrubs = false;
+        let (scrubs, guarantees) = (false, false);
         Self {
             kind,
             rules,
@@ -105,6 +109,7 @@ impl StormOptions {
             crashes_recoveries,
             contents,
             scrubs,
+            guarantees,
         }
     }
 }
@@ -128,6 +133,7 @@ pub struct StormCounts {
     pub kept: u64,
     pub unique: u64,
     pub scrubs: u64,
+    pub guarantees: u64,
 }
 
 /// A volume that is used.
@@ -329,7 +335,10 @@ impl Storm {
             (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
-        self.changes.1 += u64::from(what < 12);
+        if self.options.guarantees && what >= 90 {
+            what = 200;
+        }
+        self.changes.1 += u64::from(what < 12 || what == 200);
         match what {
             0..=4 if may_change => self.take_snapshot(),
             5..=7 if may_change => self.delete_snapshot(),
@@ -346,6 +355,7 @@ impl Storm {
                 self.check_image(&image, self.options.crashes_recoveries);
             }
             16 => self.lose_power(),
+            200 if may_change => self.guarantee(),
             _ => {
                 if self.has_failed() {
                     self.lose_power();
@@ -363,6 +373,7 @@ impl Storm {
     fn is_done(&mut self, done: Result<(), PoolError>) -> bool {
         match done {
             Ok(()) => true,
+            Err(PoolError::Refused(PoolRefusal::Guaranteed)) if self.options.guarantees => false,
             Err(PoolError::Full) if self.options.kind == Kind::Tight => false,
             Err(PoolError::Full) if self.options.has_faults => false,
             Err(_) if self.options.has_faults => {
@@ -371,6 +382,13 @@ impl Storm {
             }
             Err(error) => panic!("a change failed: {error}"),
         }
+    }
+
+    fn guarantee(&mut self) {
+        let index = self.random.usize(..self.heads.len());
+        let bytes = self.random.u64(..64 << 10) * u64::from(self.random.u8(..4) > 0);
+        let done = self.pool.set_guarantee(&self.heads[index].name, bytes);
+        self.counts.guarantees += u64::from(self.is_done(done));
     }
 
     fn take_snapshot(&mut self) {
