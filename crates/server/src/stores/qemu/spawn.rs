@@ -45,9 +45,9 @@ pub(super) fn program() -> Result<PathBuf, Failure> {
         || {
             let message = format!("there is no {PROGRAM}, which serves images that are not raw");
             Failure::new(message).advise(
-            "install it (Debian: package qemu-utils), or convert the image with `fathom \
+                "install it (Debian: package qemu-utils), or convert the image with `fathom \
              disk import`",
-        )
+            )
         },
     )
 }
