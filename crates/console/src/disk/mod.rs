@@ -196,7 +196,7 @@ pub struct ResizeOptions {
     #[arg(long)]
     shrink: bool,
     /// Resize the image as a raw one, even if its content looks like another format
-    #[arg(long = "format", value_name = "FORMAT")]
+    #[arg(long = "format", value_name = "FORMAT", value_parser = raw_only)]
     image_format: Option<ImageFormat>,
     #[command(flatten)]
     control: ControlOptions,
@@ -468,4 +468,12 @@ pub fn absolute(path: &Path) -> PathBuf {
 fn exact(bytes: u64) -> String {
     let short = Bytes(bytes).to_string();
     if bytes < 1024 { short } else { format!("{short} ({bytes} bytes)") }
+}
+
+/// Reads the format of an image whose size is the size of its disk.
+fn raw_only(text: &str) -> Result<ImageFormat, String> {
+    match text.parse() {
+        Ok(ImageFormat::Raw) => Ok(ImageFormat::Raw),
+        _ => Err("only raw images are resized here; others while they are served".into()),
+    }
 }
