@@ -69,7 +69,7 @@ pub fn run(options: &AuditOptions) -> CommandResult {
         [(report.lost, "could not be written"), (report.unreadable, "cannot be read")]
     {
         if count > 0 {
-            notes.push(format!("{} {what}.", fathom_control::count(count as usize, "entry")));
+            notes.push(format!("{} {what}.", fathom_control::count(count, "line")));
         }
     }
     if !options.follow {

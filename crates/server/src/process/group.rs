@@ -14,8 +14,7 @@ const ENTRY_MAX: usize = 1 << 20;
 /// The ID of the group `name`.
 pub(crate) fn id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    let mut buffer = vec![0; 4096];
-    loop {
+    look_up(|buffer| {
         // SAFETY: all zeroes is a valid value of that plain structure.
         let mut group: libc::group = unsafe { std::mem::zeroed() };
         let mut found = std::ptr::null_mut();
@@ -30,18 +29,13 @@ pub(crate) fn id(name: &str) -> Option<u32> {
                 &raw mut found,
             )
         };
-        if result == libc::ERANGE && buffer.len() < ENTRY_MAX {
-            buffer.resize(buffer.len() * 4, 0);
-            continue;
-        }
-        return (result == 0 && !found.is_null()).then_some(group.gr_gid);
-    }
+        (result, (!found.is_null()).then_some(group.gr_gid))
+    })
 }
 
 /// The name of the user with the number `id`. Waits as long as the host's service of names does.
 pub(crate) fn user_name(id: u32) -> Option<String> {
-    let mut buffer = vec![0; 4096];
-    loop {
+    look_up(|buffer| {
         // SAFETY: all zeroes is a valid value of that plain structure.
         let mut user: libc::passwd = unsafe { std::mem::zeroed() };
         let mut found = std::ptr::null_mut();
@@ -50,16 +44,25 @@ pub(crate) fn user_name(id: u32) -> Option<String> {
         let result = unsafe {
             libc::getpwuid_r(id, &raw mut user, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
         };
-        if result == libc::ERANGE && buffer.len() < ENTRY_MAX {
-            buffer.resize(buffer.len() * 4, 0);
-            continue;
-        }
         if result != 0 || found.is_null() || user.pw_name.is_null() {
-            return None;
+            return (result, None);
         }
         // SAFETY: the call has succeeded, so the name is a C string in the buffer.
         let name = unsafe { CStr::from_ptr(user.pw_name) };
-        return Some(name.to_string_lossy().into_owned());
+        (result, Some(name.to_string_lossy().into_owned()))
+    })
+}
+
+/// Calls `entry` with larger and larger buffers until what it looks up fits. It returns the result
+/// of the C library, and what it has found.
+fn look_up<T>(mut entry: impl FnMut(&mut [libc::c_char]) -> (i32, Option<T>)) -> Option<T> {
+    let mut buffer = vec![0; 4096];
+    loop {
+        match entry(&mut buffer) {
+            (0, found) => return found,
+            (libc::ERANGE, _) if buffer.len() < ENTRY_MAX => buffer.resize(buffer.len() * 4, 0),
+            _ => return None,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use fathom_control::{AuditEntry, ErrorCode, ErrorReply};
 
 use super::listen::Peer;
-use super::routes::Refused;
+use super::routes::{BODY_REMEDY, Refused};
 use crate::daemon::Daemon;
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
@@ -80,8 +80,7 @@ pub(crate) async fn note(
             next.run(Request::from_parts(parts, Body::from(body))).await
         }
         Err(error) => {
-            let remedy = "send a JSON body of at most 2 MB";
-            Refused(refusal(ErrorCode::Invalid, error.to_string(), remedy)).into_response()
+            Refused(refusal(ErrorCode::Invalid, error.to_string(), BODY_REMEDY)).into_response()
         }
     };
     let status = response.status();

@@ -29,7 +29,7 @@ use crate::features::FEATURES;
 use register::filter;
 
 pub(crate) use pool::{Share, threads_max};
-pub(crate) use register::{Refused, Routes};
+pub(crate) use register::{BODY_REMEDY, Refused, Routes};
 pub(crate) use waiter::Waiter;
 
 /// All paths of the control interface, for those who may change everything.

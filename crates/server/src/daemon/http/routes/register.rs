@@ -300,11 +300,13 @@ async fn read<P: PathParameters, Q: Query, B: DeserializeOwned + 'static>(
         return Ok((parameters, query, none.map_err(|error| wrong(error.to_string()))?));
     }
     let bytes = Bytes::from_request(Request::from_parts(parts, body), &()).await;
-    let bytes = bytes.map_err(|error| {
-        refusal(ErrorCode::Invalid, error.body_text(), "send a JSON body of at most 2 MB")
-    })?;
+    let bytes =
+        bytes.map_err(|error| refusal(ErrorCode::Invalid, error.body_text(), BODY_REMEDY))?;
     Ok((parameters, query, read_body(&bytes)?))
 }
+
+/// The remedy for a body that is too long or does not arrive.
+pub(crate) const BODY_REMEDY: &str = "send a JSON body of at most 2 MB";
 
 /// The remedy for a body that is not the expected JSON.
 const EXPECTED: &str = "docs/control.md shows what is expected";
