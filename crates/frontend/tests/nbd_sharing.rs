@@ -113,7 +113,7 @@ fn a_client_that_reads_no_replies_stops_no_other_of_its_thread() {
         let begun = Instant::now();
         assert_eq!(client.write(4 * MIB + index % 100 * 4096, &data), 0);
         assert_eq!(client.read(4 * MIB + index % 100 * 4096, 4096), data);
-        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     }
     // The other clients receive their replies once they read them.
     for client in &mut deaf {

@@ -182,7 +182,7 @@ fn clients_that_never_authenticate_lock_nobody_out() {
     let mut options = ListenerOptions::new(Address::Tcp("127.0.0.1:0".parse().unwrap()));
     options.tls = Some(Tls::shared_keys(Path::new(&keys)).unwrap());
     options.connections_max = 100;
-    options.authentication_time_max = Duration::from_secs(3);
+    options.authentication_time_max = Duration::from_secs(6);
     let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
     let Address::Tcp(address) = *listener.address() else { panic!("a TCP listener") };
     let uri = format!("nbds://alice@localhost:{}/disk?tls-psk-file={keys}", address.port());
@@ -199,12 +199,12 @@ fn clients_that_never_authenticate_lock_nobody_out() {
     for _ in 0..3 {
         run("nbdinfo", &[&uri]);
     }
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     let counters = listener.counters();
     assert!(counters.refused >= 300 - 64, "{counters:?}");
     assert!(listener.connections().len() <= 100, "{}", listener.connections().len());
     // Those that are left have seconds.
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(30);
     while !listener.connections().is_empty() {
         assert!(Instant::now() < end, "{} are left", listener.connections().len());
         std::thread::sleep(Duration::from_millis(20));

@@ -411,7 +411,7 @@ fn an_orderly_end_does_not_wait_for_the_store() {
     harness.drain(|_| rig.mark.check());
     let begun = std::time::Instant::now();
     let ended = rig.cache.save_state(&rig.disk, LIMIT).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     assert!(ended.to_string().contains("does not answer"), "{ended}");
 }
 

@@ -174,12 +174,12 @@ fn a_home_that_does_not_answer_without_a_client_harms_nobody() {
         assert_eq!(nbd.fill_block(block, 1), Some(0));
     }
     assert_eq!(daemon.client().disks().unwrap().disks.len(), 2);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     drop(nbd);
     let begun = Instant::now();
     daemon.signal(libc::SIGTERM);
     let (_, folder) = daemon.wait();
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
     let daemon = Daemon::start_in(folder, &text);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!([0, 1, 2].map(|block| nbd.read_block(block)), [3; 3]);

@@ -317,7 +317,7 @@ fn metrics_over_tcp_serve_nothing_else_and_no_client_blocks_them() {
     }
     let begin = std::time::Instant::now();
     let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
     assert!(page.contains("fathom_disk_capacity_bytes{disk=\"a\",vm=\"\"} 1048576\n"), "{page}");
     for other in ["GET /v1/disks HTTP/1.1\r\n\r\n", "POST /v1/shutdown HTTP/1.1\r\n\r\n"] {

@@ -145,7 +145,7 @@ fn events_arrive_soon_and_moments_are_reported() {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     nbd.write(0, &[1; 512]);
     let waited = until(1);
-    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    assert!(waited < Duration::from_secs(15), "{waited:?}");
     daemon.end();
 }
 

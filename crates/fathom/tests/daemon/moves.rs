@@ -274,7 +274,8 @@ fn what_cannot_move_is_refused_and_a_move_that_ends_early_leaves_nothing() {
     // A disk that is removed takes its move with it.
     let slow = MoveRequest { speed: Some(Bytes(1)), ..to_image(&daemon, "slow.img") };
     client.move_disk("a", &slow).unwrap();
-    client.remove_disk("a", false).unwrap();
+    // The daemon may not have noticed yet that the client has left.
+    daemon.until("the client to leave", || client.remove_disk("a", false).is_ok());
     daemon.until("the target to be removed", || {
         !daemon.path("slow.img").exists() && !has_record(&daemon.path(""))
     });

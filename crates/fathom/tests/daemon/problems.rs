@@ -169,7 +169,7 @@ fn a_full_disk_is_shown_and_can_be_removed() {
     let begin = Instant::now();
     let refused = daemon.client().change_disk("a", &change).unwrap_err().to_string();
     assert!(refused.contains("wait for space"), "{refused}");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     daemon.client().remove_disk("a", true).unwrap();
     assert_eq!(nbd.reply(), Some((9, NO_SPACE)));
     daemon.end();

@@ -108,10 +108,10 @@ fn drained_queues_do_not_wait_for_their_share() {
     let begun = Instant::now();
     client.change_disk("a", &change).unwrap();
     (0..200).for_each(|_| first.read_reply(4096));
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     // So does the end of the daemon.
     let begun = Instant::now();
     daemon.signal(libc::SIGTERM);
     assert!(daemon.wait().0.success());
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }

@@ -66,7 +66,7 @@ fn sigterm_under_load_loses_nothing() {
     let begun = Instant::now();
     let folder = daemon.end();
     println!("ended under load in {:?}", begun.elapsed());
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(begun.elapsed() < Duration::from_secs(30));
     let (acknowledged, sent) = writer.join().unwrap();
     assert!(acknowledged.len() > 16, "{} blocks", acknowledged.len());
     let file = std::fs::File::open(folder.path().join("a.img")).unwrap();
@@ -100,13 +100,13 @@ fn a_client_can_end_the_daemon_over_the_control_socket() {
 fn a_slow_disk_ends_within_the_bound() {
     let text = "[daemon]\nshutdown_time_max = \"300ms\"\n\
                 [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
-                layers = [{ kind = \"delay\", time = \"5s\" }]\n";
+                layers = [{ kind = \"delay\", time = \"5min\" }]\n";
     let daemon = Daemon::start(text);
     let begun = Instant::now();
     daemon.signal(libc::SIGTERM);
     let (status, folder) = daemon.wait();
     assert_eq!(status.code(), Some(1));
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(log.contains("the last flush of \"a\""), "{log}");
 }

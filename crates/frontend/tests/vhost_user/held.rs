@@ -13,7 +13,7 @@ use crate::holding::Holding;
 use crate::{Served, serve_with};
 
 /// A stop must be over long before this: what waits for space may wait for days.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_millis(4500);
 /// Less than the time for which a stop waits for requests that cannot be given back.
 const IMMEDIATELY: Duration = Duration::from_millis(300);
 

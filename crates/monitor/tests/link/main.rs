@@ -45,11 +45,7 @@ fn many_hosts_give_the_results_of_one_engine() {
     let mut collected = Collected::default();
     let watch = centre.watch();
     // Time begins when all hosts are running.
-    run_until(&mut centre, &mut collected, |_| {
-        let status = watch.status();
-        let running = status.hosts.iter().filter(|host| host.state == HostState::Running);
-        running.count() == names.len()
-    });
+    run_until_running(&mut centre, &mut collected, names.len());
     let last = base + 3001 * 1_000_000;
     for (feed, events) in &all {
         feed.give_events(events, 0);
@@ -243,6 +239,7 @@ fn clocks_that_are_minutes_off_are_corrected() {
         feeds.push(feed);
     }
     let mut collected = Collected::default();
+    run_until_running(&mut centre, &mut collected, feeds.len());
     run_until(&mut centre, &mut collected, |_| feeds.iter().all(Feed::is_wanted));
     let last = base + 501 * 1_000_000;
     for (number, (feed, skew)) in feeds.iter().zip(skews).enumerate() {
@@ -286,9 +283,7 @@ fn the_centre_waits_for_a_slow_connection() {
     let _far = host(&far, plain("far", &wire.address), skew);
     let mut collected = Collected::default();
     let watch = centre.watch();
-    run_until(&mut centre, &mut collected, |_| {
-        watch.status().hosts.iter().filter(|host| host.state == HostState::Running).count() == 2
-    });
+    run_until_running(&mut centre, &mut collected, 2);
     let base = unix_time_ns();
     for step in 0..20 {
         let now = base + step * SECOND / 20;

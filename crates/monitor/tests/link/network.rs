@@ -56,6 +56,7 @@ fn a_network_that_is_down_for_a_while_loses_nothing() {
         all.push(events(number, base, 2000));
     }
     let mut collected = Collected::default();
+    run_until_running(&mut centre, &mut collected, hosts.len());
     run_until(&mut centre, &mut collected, |_| hosts.iter().all(|(_, feed)| feed.is_wanted()));
     let watch = centre.watch();
     let rows = || watch.status().hosts.iter().map(|host| host.rows).sum::<u64>();

@@ -13,8 +13,8 @@ use fathom_cql::{ParseOptions, Row, Value};
 use fathom_monitor::ResultSink;
 use fathom_monitor::io_stream;
 use fathom_monitor::link::{
-    Centre, CentreOptions, CentreStatus, EventItem, EventSource, Host, HostOptions, HostStatus,
-    unix_time_ns,
+    Centre, CentreOptions, CentreStatus, EventItem, EventSource, Host, HostOptions, HostState,
+    HostStatus, unix_time_ns,
 };
 use fathom_monitor::read::{Batch, ReadError, ReadReport, Reader, WantedStream};
 use fathom_monitor::replay::Script;
@@ -222,6 +222,16 @@ pub fn run_until(
         !done(watermark_ns)
     };
     centre.run(collected, &mut keep_running).unwrap();
+}
+
+/// Runs the centre until `count` hosts run its fragments: the centre waits for no host whose clock it
+/// has not measured.
+pub fn run_until_running(centre: &mut Centre, collected: &mut Collected, count: usize) {
+    let watch = centre.watch();
+    run_until(centre, collected, |_| {
+        let hosts = watch.status().hosts;
+        hosts.iter().filter(|host| host.state == HostState::Running).count() == count
+    });
 }
 
 /// The results of one engine over all events.

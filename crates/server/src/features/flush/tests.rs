@@ -86,7 +86,7 @@ fn a_restoration_that_hangs_delays_neither_a_shutdown_nor_another_way() {
         assert!(flusher.begin("web", FlushWay::Sysrq).is_ok());
         let begun = Instant::now();
         flusher.end();
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
         assert!(!restored.is_finished());
         drop(other);
         restored.join().unwrap();
