@@ -504,6 +504,127 @@ fn formats_of_qemu_img_are_imported() {
     assert!(!directory.join("bad.img").exists() && !directory.join("bad.img.part").exists());
 }
 
+/// The arguments that make `new` of the template `from`.
+fn from<'a>(new: &'a str, from: &'a str, others: &[&'a str]) -> Vec<&'a str> {
+    [&["disk", "create", new, "--from", from], others].concat()
+}
+
+fn qemu_img(directory: &Path, arguments: &[&str]) -> bool {
+    let done = Command::new("qemu-img").current_dir(directory).args(arguments).status();
+    done.expect("qemu-img starts").success()
+}
+
+#[test]
+fn an_overlay_has_the_content_of_its_template() {
+    if !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let raw = fs::File::create(directory.join("raw.img")).expect("it is made");
+    raw.set_len(16 << 20).expect("it grows");
+    raw.write_all_at(&[7; 10_000], 5 << 20).expect("it is written");
+    drop(raw);
+    let made = from("a.qcow2", "raw.img", &["--format=qcow2", "--json"]);
+    let made = json(directory, &made);
+    assert_eq!((&made["format"], &made["template_format"]), (&"qcow2".into(), &"raw".into()));
+    assert_eq!(made["size_bytes"], 16 << 20);
+    assert!(qemu_img(directory, &["check", "-q", "a.qcow2"]));
+    let compare = ["compare", "-q", "-f", "qcow2", "-F", "raw", "a.qcow2", "raw.img"];
+    assert!(qemu_img(directory, &compare));
+    let metadata = fs::metadata(directory.join("a.qcow2")).expect("it is there");
+    assert_eq!(metadata.mode() & 0o777, 0o600);
+
+    // An overlay of an overlay, larger than its template, in place of another image.
+    let whole = ["--from-format=qcow2", "--format=qcow2", "--force"];
+    let larger = ["disk", "create", "b.qcow2", "20M", "--from", "a.qcow2"];
+    let (status, stdout, stderr) = run(directory, &[&larger[..], &whole[..]].concat());
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stdout.contains("20 MiB") && stdout.contains("has to stay as it is"), "{stdout}");
+    let (status, _, stderr) = run(directory, &[&larger[..], &whole[..2]].concat());
+    assert!(status == 1 && stderr.contains("exists"), "{stderr}");
+    let (status, _, stderr) = run(directory, &[&larger[..], &whole[..]].concat());
+    assert_eq!(status, 0, "{stderr}");
+    let write = ["-f", "qcow2", "-c", "write -P 9 5M 4k", "b.qcow2"];
+    let written = Command::new("qemu-io").current_dir(directory).args(write).output();
+    assert!(written.expect("qemu-io starts").status.success());
+    assert!(qemu_img(directory, &compare), "the template is as it was");
+    let info = json(directory, &["disk", "info", "b.qcow2", "--json"]);
+    assert_eq!(info["content"], "qcow2 image");
+
+    // What is refused leaves nothing behind.
+    let refused = |arguments: &[&str], text: &str| {
+        let (status, _, stderr) = run(directory, arguments);
+        assert!(status != 0 && stderr.contains(text), "{arguments:?}: {stderr}");
+        assert!(!directory.join("new").exists());
+    };
+    refused(&from("new", "a.qcow2", &["--format=qcow2"]), "--from-format");
+    refused(&from("new", "a.qcow2", &["--from-format=qcow2"]), "--format=qcow2");
+    refused(&from("new", "raw.img", &["--format=vdi"]), "raw or qcow2");
+    refused(&["disk", "create", "new", "1M", "--from", "raw.img"], "at least as large");
+    refused(&from("new", "absent", &[]), "absent");
+    refused(&from("new", ".", &[]), "no regular file");
+    refused(&["disk", "create", "new", "1M", "--format=qcow2"], "--from");
+    fs::create_dir(directory.join("inner")).expect("a folder");
+    let out = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "../raw.img", "inner/c.qcow2"];
+    assert!(qemu_img(directory, &out));
+    let inner = ["--from-format=qcow2", "--format=qcow2"];
+    refused(&from("new", "inner/c.qcow2", &inner), "raw.img");
+    let inner = ["--from-format=qcow2", "--format=qcow2", "--backing-folder", "."];
+    json(directory, &[from("d.qcow2", "inner/c.qcow2", &inner), vec!["--json"]].concat());
+    let writer = fs::OpenOptions::new().write(true).open(directory.join("raw.img"));
+    refused(&from("new", "raw.img", &["--format=qcow2"]), "in use");
+    drop(writer);
+    let mark = LogMark::open(&directory.join("raw.img"), directory).expect("a place");
+    let log = MarkedLog { identity: Identity([1; 16]), age: None, offset: 0, path: "l".into() };
+    mark.write(&log).expect("it is written");
+    refused(&from("new", "raw.img", &["--format=qcow2"]), "changes in a log");
+}
+
+#[test]
+fn a_raw_image_shares_the_blocks_of_its_template() {
+    // A file system that cannot.
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    fs::write(directory.path().join("t.img"), [7; 8192]).expect("it is written");
+    let (status, _, stderr) = run(directory.path(), &from("new", "t.img", &[]));
+    assert!(status == 1 && stderr.contains("--format=qcow2"), "{stderr}");
+    assert_eq!(fs::read_dir(directory.path()).expect("it is read").count(), 1);
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let (store, point) = (directory.path().join("store"), directory.path().join("point"));
+    fs::create_dir(&point).expect("a folder");
+    fs::File::create(&store).and_then(|file| file.set_len(320 << 20)).expect("it is made");
+    let done = |program: &str, arguments: &[&str], paths: &[&Path]| {
+        let mut command = Command::new(program);
+        let output = command.args(arguments).args(paths).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !done("mkfs.xfs", &["-q"], &[&store]) || !done("mount", &["-o", "loop"], &[&store, &point]) {
+        println!("skipped: XFS cannot be made or mounted here");
+        return;
+    }
+    let checked = std::panic::catch_unwind(|| {
+        let random: Vec<u8> = (0..8 << 20).map(|at: u32| (at.wrapping_mul(at) >> 7) as u8).collect();
+        let template = point.join("t.img");
+        fs::write(&template, &random).expect("it is written");
+        fs::File::open(&template).and_then(|file| file.sync_all()).expect("it is durable");
+        let made = ["disk", "create", "new.img", "9M", "--from", "t.img", "--json"];
+        assert_eq!(json(&point, &made)["size_bytes"], 9 << 20);
+        let new = fs::OpenOptions::new().read(true).write(true).open(point.join("new.img"));
+        let new = new.expect("it is there");
+        let read = fs::read(point.join("new.img")).expect("it is read");
+        assert!(read[..random.len()] == random && read[random.len()..].iter().all(|it| *it == 0));
+        let map = Command::new("filefrag").arg("-v").arg(point.join("new.img")).output();
+        if let Ok(map) = map {
+            assert!(String::from_utf8_lossy(&map.stdout).contains("shared"), "{map:?}");
+        }
+        new.write_all_at(&[1; 4096], 0).expect("it is written");
+        assert!(fs::read(&template).expect("it is read") == random);
+    });
+    assert!(done("umount", &[], &[&point]));
+    checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 #[test]
 fn a_missing_qemu_img_is_named_with_its_package() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -123,7 +123,7 @@ fn refuse(kind: MarkKind, image: &MarkedImage<'_>) -> CommandResult {
 }
 
 /// The folders of daemons in which marks of images may be.
-fn own_folders() -> Vec<PathBuf> {
+pub(super) fn own_folders() -> Vec<PathBuf> {
     let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
     state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
 }
@@ -157,7 +157,7 @@ fn lock(file: &File, path: &Path, writers: Writers) -> CommandResult {
     }
 }
 
-fn in_use(path: &Path, user: &str) -> Failure {
+pub(super) fn in_use(path: &Path, user: &str) -> Failure {
     Failure::new(format!("{} is in use by {user}", path.display()))
         .advise("stop that process, or remove the disk from the daemon, first")
 }

@@ -13,7 +13,12 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::{CreateDiskOptions, claim::Claim, exact};
+use super::{
+    CreateDiskOptions,
+    claim::Claim,
+    exact,
+    template::{self, Wanted},
+};
 use crate::{
     failure::{CommandResult, Failure},
     output::{self, progress::Progress},
@@ -28,7 +33,16 @@ struct Created<'a> {
 
 pub(super) fn run(options: &CreateDiskOptions) -> CommandResult {
     let path = &options.path;
-    let size = options.size.0;
+    let size = options.size.map(|size| size.0);
+    if let Some(from) = &options.template.from {
+        let (force, json) = (options.force, options.format.json);
+        return template::run(
+            &Wanted { path, size, force, json, options: &options.template },
+            from,
+        );
+    }
+    // The parser of arguments has ensured that there is one.
+    let size = size.unwrap_or(0);
     check_size(size)?;
     let image = create(path, options.force)?;
     let file = image.file();

@@ -70,7 +70,7 @@ struct Imported<'a> {
 pub(super) fn run(options: &ImportOptions) -> CommandResult {
     let target = &options.target;
     // Held until the new image has been renamed to the target.
-    let _replaced = claim_existing(options)?;
+    let _replaced = claim_existing(target, options.force)?;
     let format = options.source_format.as_deref();
     let source_path = source_of(&options.source)?;
     if !options.follow_backing {
@@ -144,15 +144,14 @@ fn source_of(source: &str) -> CommandResult<String> {
 }
 
 /// Claims the target, if it exists.
-fn claim_existing(options: &ImportOptions) -> CommandResult<Option<Claim>> {
-    let target = &options.target;
+pub(super) fn claim_existing(target: &Path, force: bool) -> CommandResult<Option<Claim>> {
     match fs::symlink_metadata(target) {
         Err(_) => Ok(None),
         Ok(metadata) if !metadata.is_file() => {
             Err(Failure::new(format!("{} is not a regular file", target.display()))
-                .advise("import to a new path"))
+                .advise("choose another path"))
         }
-        Ok(_) if !options.force => Err(Failure::new(format!("{} exists", target.display()))
+        Ok(_) if !force => Err(Failure::new(format!("{} exists", target.display()))
             .advise("choose another path, or replace it with --force: its data is lost")),
         Ok(_) => {
             let claim = Claim::take(target)?;
@@ -200,7 +199,7 @@ fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> CommandResult {
 
 /// Creates a file beside the target, with access for its owner only. It is renamed to the target
 /// when it is complete.
-fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
+pub(super) fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".");
     let folder = parent(target).unwrap_or(Path::new("."));
@@ -233,7 +232,7 @@ pub fn qemu_image_info(source: &str, format: Option<&str>) -> CommandResult<Qemu
         .map_err(|error| Failure::new(format!("qemu-img's answer about {source}: {error}")))
 }
 
-fn absent(error: &io::Error) -> Failure {
+pub(super) fn absent(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::NotFound {
         Failure::new("qemu-img, which reads foreign image formats, is not installed").advise(
             "install it: apt install qemu-utils (Debian, Ubuntu), dnf install qemu-img (Fedora)",
@@ -309,7 +308,7 @@ pub fn parse_progress(text: &[u8]) -> Option<f64> {
 }
 
 /// Makes the data durable, renames the file, and makes the name durable.
-fn finish(
+pub(super) fn finish(
     part: NamedTempFile,
     target: &Path,
     replace: bool,

@@ -26,6 +26,7 @@ mod recover;
 mod references;
 mod resize;
 mod signatures;
+mod template;
 
 use std::path::{Path, PathBuf};
 
@@ -42,11 +43,14 @@ pub use info::folders_of_daemons;
 /// Virtual disks: images, and the disks of the running daemon.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Create a raw image
+    /// Create an image: empty, or with the content of a template
     #[command(after_help = "\
 Examples:
   fathom disk create root.img 10G                 a sparse image, which grows with writes
-  fathom disk create fast.img 10G --preallocate   all of its space allocated now")]
+  fathom disk create fast.img 10G --preallocate   all of its space allocated now
+  fathom disk create web.img --from debian.img    shares its blocks: Btrfs, XFS
+  fathom disk create web.qcow2 20G --from debian.qcow2 --from-format qcow2 --format qcow2
+                                                  an overlay, larger than its template")]
     Create(CreateDiskOptions),
     /// Show an image, or a disk of the running daemon
     #[command(after_help = "\
@@ -150,16 +154,36 @@ Example:
 pub struct CreateDiskOptions {
     /// The image's path
     path: PathBuf,
-    /// The disk's size: 512, 64K, 10G, 1.5TiB
-    size: Bytes,
+    /// The disk's size: 512, 64K, 10G, 1.5TiB; with --from, the template's by default
+    #[arg(required_unless_present = "from")]
+    size: Option<Bytes>,
     /// Allocate all space on the file system now
-    #[arg(long)]
+    #[arg(long, conflicts_with = "from")]
     preallocate: bool,
     /// Replace an existing image; its data is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    template: TemplateOptions,
+    #[command(flatten)]
     format: Format,
+}
+
+/// The options of `fathom disk create` for an image with the content of another one.
+#[derive(Debug, Args)]
+pub struct TemplateOptions {
+    /// An image whose content the new one has at once: its template, which stays as it is
+    #[arg(long, value_name = "TEMPLATE")]
+    from: Option<PathBuf>,
+    /// The template's format: raw, also of bytes that look like another one, or qcow2, vmdk, vhdx, vdi
+    #[arg(long, value_name = "FORMAT", requires = "from")]
+    from_format: Option<ImageFormat>,
+    /// A folder, besides that of the template, in which its backing files may be
+    #[arg(long, value_name = "PATH", requires = "from")]
+    backing_folder: Vec<PathBuf>,
+    /// The format: raw shares the template's blocks, if the file system can; qcow2 refers to it [default: raw]
+    #[arg(long, value_name = "FORMAT", requires = "from", value_parser = raw_or_qcow2)]
+    format: Option<ImageFormat>,
 }
 
 /// Options of `fathom disk info`.
@@ -471,6 +495,13 @@ fn exact(bytes: u64) -> String {
 }
 
 /// Reads the format of an image whose size is the size of its disk.
+fn raw_or_qcow2(text: &str) -> Result<ImageFormat, String> {
+    match text.parse() {
+        Ok(format @ (ImageFormat::Raw | ImageFormat::Qcow2)) => Ok(format),
+        _ => Err("new images are raw or qcow2".into()),
+    }
+}
+
 fn raw_only(text: &str) -> Result<ImageFormat, String> {
     match text.parse() {
         Ok(ImageFormat::Raw) => Ok(ImageFormat::Raw),
