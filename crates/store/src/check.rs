@@ -162,11 +162,7 @@ impl Checker<'_> {
             return Ok(());
         };
         self.report.map_pages += 1;
-        let block = self.state.access(|state| state.pages.entry(id).block);
-        if block != 0 && self.refer(block) != Some(true) {
-            self.report
-                .report(|| format!("{name}: the place of page {id} of its map is not its own"));
-        }
+        self.check_copies(name, id);
         if level == 0 {
             self.check_leaf(name, &page, first)?;
             progress(self.report.blocks);
@@ -181,6 +177,27 @@ impl Checker<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Checks the places of a page and of its second copy, and that both have its content. A page
+    /// that came after the last checkpoint has none.
+    fn check_copies(&mut self, name: &str, id: PageId) {
+        let entry = self.state.access(|state| state.pages.entry(id));
+        for block in entry.blocks() {
+            if self.refer(block) != Some(true) {
+                self.report.report(|| format!("{name}: a place of page {id} is not its own"));
+                continue;
+            }
+            let is_right = match self.access.read(block * BLOCK, BLOCK) {
+                Ok(bytes) => crc32c::crc32c(&bytes) == entry.checksum,
+                Err(_) => false,
+            };
+            if !is_right {
+                self.report.report(|| {
+                    format!("{name}: one copy of page {id} is damaged; a check in use mends it")
+                });
+            }
+        }
     }
 
     /// Counts the fresh blocks of volumes with guarantees.
@@ -218,13 +235,12 @@ impl Checker<'_> {
             return Ok(());
         };
         self.report.map_pages += 1;
-        let block = self.state.access(|state| state.pages.entry(id).block);
-        let is_own = block == 0 || self.refer(block) == Some(true);
-        if !self.pages.insert(id) || !is_own {
+        if !self.pages.insert(id) {
             self.report
                 .report(|| format!("the place of page {id} of what has changed is not its own"));
             return Ok(());
         }
+        self.check_copies("what has changed", id);
         for word in page.iter().filter(|word| level > 0 && **word != 0 && **word != ALL) {
             match PageId::try_from(*word) {
                 Ok(child) => self.check_set(child, level - 1)?,

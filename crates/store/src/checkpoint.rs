@@ -1,6 +1,6 @@
 //! Writes a checkpoint: what is done next, for whoever carries out the writes.
 //!
-//! 1. The changed pages of maps go to new places.
+//! 1. The changed pages of maps go to new places, each to two if possible.
 //! 2. The changed pages of the space map and the page table go over their copies that are not
 //!    valid, those of the fingerprint table over their only copies, and the record to its place.
 //! 3. A flush makes all of that durable.
@@ -235,17 +235,33 @@ impl Checkpoint {
         }
     }
 
+    /// The page that is the `at`-th to be written, and its block: first all pages, and then the
+    /// second copies.
+    fn page_at(&self, at: usize) -> Option<(usize, u64)> {
+        let pages = self.frozen.pages.len();
+        match self.frozen.pages.get(at) {
+            Some((_, _, block)) => Some((at, *block)),
+            None => self.frozen.copies.get(at - pages).map(|block| (at - pages, *block)),
+        }
+    }
+
     fn fill_pages(&mut self, request: &mut Request) -> bool {
-        let left = &self.frozen.pages[self.next..];
-        let Some((_, _, first)) = left.first() else { return false };
-        let adjoins =
-            |(index, (_, _, block)): &(usize, &(u32, _, u64))| *block == first + *index as u64;
-        let count = left.iter().take(WRITE_BLOCKS_MAX).enumerate().take_while(adjoins).count();
+        // A page may have no second copy.
+        while self.page_at(self.next).is_some_and(|(_, block)| block == 0) {
+            self.next += 1;
+        }
+        let Some((_, first)) = self.page_at(self.next) else { return false };
+        let adjoins = |count: &usize| {
+            let next = self.page_at(self.next + count);
+            next.is_some_and(|(_, block)| block == first + *count as u64)
+        };
+        let count = (0..WRITE_BLOCKS_MAX).take_while(adjoins).count();
         put(request, first * BLOCK, count * BLOCK_BYTES);
         let Some(bytes) = request.buffers.owned_mut() else { return false };
-        for (index, bytes) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            to_bytes(&left[index].1, bytes);
-            self.checksums[self.next + index] = crc32c::crc32c(bytes);
+        for (at, bytes) in (self.next..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+            let index = at % self.frozen.pages.len();
+            to_bytes(&self.frozen.pages[index].1, bytes);
+            self.checksums[index] = crc32c::crc32c(bytes);
         }
         self.next += count;
         true

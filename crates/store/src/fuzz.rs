@@ -18,6 +18,7 @@ use crate::batch::BatchHeader;
 use crate::catalogue::{Catalogue, Change};
 use crate::layout::{BLOCK_BYTES, Layout, TABLE_ENTRIES, TABLE_ENTRY};
 use crate::paged::Paged;
+use crate::pages::TableEntry;
 use crate::record::CheckpointRecord;
 use crate::seal::Key;
 use crate::superblock::PoolSuperblock;
@@ -188,7 +189,8 @@ fn reseal(image: &mut [u8], layout: &Layout) {
         for index in 0..TABLE_ENTRIES as usize {
             let at = 16 + index * TABLE_ENTRY;
             let Some(page) = block(image, number) else { break };
-            let Some(target) = block(image, u64_at(page, at)) else { continue };
+            let (found, _) = TableEntry::blocks_of(u64_at(page, at));
+            let Some(target) = block(image, found) else { continue };
             let checksum = crc32c::crc32c(target);
             if let Some(page) = block_mut(image, number).filter(|page| u64_at(page, at) != 0) {
                 put(page, at + 12, &checksum.to_le_bytes());

@@ -2,7 +2,7 @@
 //!
 //! A page has 512 words. In a leaf each is a [`MapEntry`](crate::entry::MapEntry), in a page above
 //! it the number of the page below. The page table has, for each number, where the page is on the
-//! device, its birth and its checksum. So a page that is written to a new place keeps its number,
+//! device, in up to two copies, its birth and its checksum. So a page that is written to a new place keeps its number,
 //! and no page above it changes.
 //!
 //! Changed pages stay in memory until a checkpoint has written them.
@@ -40,10 +40,42 @@ pub(crate) enum Fault {
 pub(crate) struct TableEntry {
     /// The block on the device; 0 if no checkpoint has written the page yet.
     pub(crate) block: u64,
+    /// The block of its second copy; 0 if there is none.
+    pub(crate) copy: u64,
     /// The epoch in which it was made; 0 if there is no such page.
     pub(crate) birth: Epoch,
     /// The CRC-32C of its bytes.
     pub(crate) checksum: u32,
+}
+
+/// The bits of a word of the page table that have the block of a page. The others have the distance
+/// to its second copy, with a sign; 0 if there is none.
+const BLOCK_BITS: u32 = 36;
+
+impl TableEntry {
+    /// The blocks of a page and of its second copy, from their word.
+    pub(crate) fn blocks_of(word: u64) -> (u64, u64) {
+        let block = word & ((1 << BLOCK_BITS) - 1);
+        let distance = word as i64 >> BLOCK_BITS;
+        let copy = if distance == 0 { None } else { block.checked_add_signed(distance) };
+        (block, copy.unwrap_or(0))
+    }
+
+    /// The word of both blocks.
+    fn word(&self) -> u64 {
+        let distance = if self.copy == 0 { 0 } else { self.copy.wrapping_sub(self.block) };
+        self.block | distance << BLOCK_BITS
+    }
+
+    /// Whether the page table can name a copy of a page.
+    pub(crate) fn can_name(block: u64, copy: u64) -> bool {
+        block.abs_diff(copy) < 1 << (u64::BITS - BLOCK_BITS - 1)
+    }
+
+    /// The blocks of both copies, as far as they are there.
+    pub(crate) fn blocks(self) -> impl Iterator<Item = u64> {
+        [self.block, self.copy].into_iter().filter(|block| *block != 0)
+    }
 }
 
 #[derive(Default)]
@@ -163,16 +195,14 @@ impl Pages {
         }
         let (page, at) = Self::at(id);
         let bytes = self.table.page(page);
-        TableEntry {
-            block: u64_at(bytes, at),
-            birth: u32_at(bytes, at + 8),
-            checksum: u32_at(bytes, at + 12),
-        }
+        let (block, copy) = TableEntry::blocks_of(u64_at(bytes, at));
+        let (birth, checksum) = (u32_at(bytes, at + 8), u32_at(bytes, at + 12));
+        TableEntry { block, copy, birth, checksum }
     }
 
     /// The blocks of all pages on the device.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = u64> {
-        (1..self.count()).map(|id| self.entry(id).block).filter(|block| *block != 0)
+        (1..self.count()).flat_map(|id| self.entry(id).blocks())
     }
 
     fn set_entry(&mut self, id: PageId, entry: TableEntry) {
@@ -181,7 +211,7 @@ impl Pages {
         }
         let (page, at) = Self::at(id);
         let bytes = self.table.change(page);
-        put(&mut bytes[..], at, &entry.block.to_le_bytes());
+        put(&mut bytes[..], at, &entry.word().to_le_bytes());
         put(&mut bytes[..], at + 8, &entry.birth.to_le_bytes());
         put(&mut bytes[..], at + 12, &entry.checksum.to_le_bytes());
     }
@@ -239,7 +269,7 @@ impl Pages {
         if let Some(scrubbed) = self.scrubbed.as_mut().filter(|_| self.rules.forgets_scrubbed) {
             scrubbed.clear(id);
         }
-        self.set_entry(id, TableEntry { block: 0, birth, checksum: 0 });
+        self.set_entry(id, TableEntry { birth, ..TableEntry::default() });
         if self.slots[id as usize].page.replace(Arc::from(page)).is_none() {
             self.cached += 1;
         }
@@ -306,12 +336,11 @@ impl Pages {
         let dead = std::mem::take(&mut self.dead);
         let mut blocks = Vec::new();
         for id in dead {
-            blocks.push(self.entry(id).block);
+            blocks.extend(self.entry(id).blocks());
             self.set_entry(id, TableEntry::default());
             self.slots[id as usize].is_dead = false;
             self.free.push(id);
         }
-        blocks.retain(|block| *block != 0);
         blocks
     }
 
@@ -400,11 +429,11 @@ impl Pages {
         frozen
     }
 
-    /// A checkpoint has written a page to this block.
-    pub(crate) fn written(&mut self, id: PageId, block: u64, checksum: u32) {
+    /// A checkpoint has written a page to this block, and its second copy to another one, if any.
+    pub(crate) fn written(&mut self, id: PageId, (block, copy): (u64, u64), checksum: u32) {
         let slot = &mut self.slots[id as usize];
         self.written_count -= usize::from(std::mem::take(&mut slot.is_written));
-        let entry = TableEntry { block, checksum, ..self.entry(id) };
+        let entry = TableEntry { block, copy, checksum, ..self.entry(id) };
         self.set_entry(id, entry);
     }
 
@@ -463,7 +492,7 @@ mod tests {
     fn write(pages: &mut Pages) -> Vec<PageId> {
         let frozen = pages.freeze();
         for (id, _) in &frozen {
-            pages.written(*id, 1000 + u64::from(*id), 7);
+            pages.written(*id, (1000 + u64::from(*id), 0), 7);
         }
         frozen.into_iter().map(|(id, _)| id).collect()
     }
@@ -500,9 +529,9 @@ mod tests {
         assert_eq!(pages.dirty_count(), 1);
         pages.remove(id);
         assert_eq!((pages.dirty_count(), pages.freeze().len()), (0, 0));
-        pages.written(id, 1234, 7);
+        pages.written(id, (1234, 99), 7);
         assert_eq!(pages.entry(id).birth, 1, "the checkpoint has it");
-        assert_eq!(pages.bury(), [1234]);
+        assert_eq!(pages.bury(), [1234, 99]);
         assert_eq!(pages.entry(id), TableEntry::default());
         assert_eq!(pages.add_empty(2).unwrap(), id);
     }
@@ -517,5 +546,19 @@ mod tests {
         assert!(pages.is_own(copy, 1) && !pages.is_own(id, 1));
         pages.change(id).unwrap()[4] = 1 << 38;
         assert_eq!(pages.copy(id, 0, 2), Err(Fault::Damaged));
+    }
+
+    #[test]
+    fn an_entry_names_both_copies() {
+        let last = (1 << BLOCK_BITS) - 1;
+        let far = 1 << 27;
+        for (block, copy) in [(5, 0), (5, 9), (9, 5), (last, last - far + 1), (1, far), (0, 0)] {
+            let entry = TableEntry { block, copy, ..TableEntry::default() };
+            assert_eq!(TableEntry::blocks_of(entry.word()), (block, copy));
+            assert!(copy == 0 || TableEntry::can_name(block, copy));
+        }
+        assert!(!TableEntry::can_name(1, far + 1) && !TableEntry::can_name(far + 1, 1));
+        // Before the beginning of the device.
+        assert_eq!(TableEntry::blocks_of(3 | u64::MAX << BLOCK_BITS << 3), (3, 0));
     }
 }

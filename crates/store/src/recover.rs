@@ -514,10 +514,21 @@ pub(crate) fn load(
     if !is_on_device {
         return Err(damaged());
     }
-    let bytes = access.read(entry.block * BLOCK, BLOCK)?;
-    if crc32c::crc32c(&bytes) != entry.checksum {
-        return Err(damaged());
+    let mut failure = None;
+    for block in state.access(|state| state.copies_of(&entry)) {
+        match access.read(block * BLOCK, BLOCK) {
+            Ok(bytes) if crc32c::crc32c(&bytes) == entry.checksum => {
+                state.access(|state| {
+                    state.pages.insert(id, entry, from_bytes(&bytes));
+                    if block != entry.block {
+                        state.mend(id);
+                    }
+                });
+                return Ok(());
+            }
+            Ok(_) => {}
+            Err(error) => failure = Some(error),
+        }
     }
-    state.access(|state| state.pages.insert(id, entry, from_bytes(&bytes)));
-    Ok(())
+    Err(failure.map_or_else(damaged, PoolError::from))
 }

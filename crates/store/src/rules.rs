@@ -69,6 +69,10 @@ pub struct Rules {
     pub protects_scrubbed: bool,
     /// A page with the number of a removed one was not visited by a scrub.
     pub forgets_scrubbed: bool,
+    /// Pages of maps are written twice, if there is place.
+    pub copies_pages: bool,
+    /// A walk does not free the second copies of the pages that it meets.
+    pub marks_copies: bool,
     /// What the guarantees of others need is not given to a batch, and no snapshot breaks one.
     pub keeps_guarantees: bool,
     /// The fewest adjoining blocks that are worth a seek.
@@ -117,6 +121,8 @@ impl Default for Rules {
             punches_after_checkpoint: true,
             protects_scrubbed: true,
             forgets_scrubbed: true,
+            copies_pages: true,
+            marks_copies: true,
             keeps_guarantees: true,
             run_min: 64,
             fingerprint_bits: 56,

@@ -10,6 +10,7 @@
 //! Blocks go into free segments first, then into the free places of the emptiest ones. A batch lies
 //! in one segment, in ascending order.
 
+mod copies;
 mod marks;
 mod moved;
 mod punch;
@@ -72,6 +73,8 @@ pub(crate) struct Space {
     /// has no place.
     log: Reserve,
     pages: Reserve,
+    /// Where second copies of these pages go, if there is place.
+    copies: Reserve,
     /// Where blocks are relocated to, and how many places are wanted for that.
     moved: Reserve,
     moved_wanted: usize,
@@ -110,6 +113,7 @@ impl Space {
             states: vec![SegmentState::Idle; layout.segments as usize],
             log: Reserve::default(),
             pages: Reserve::default(),
+            copies: Reserve::default(),
             moved: Reserve::default(),
             moved_wanted: 0,
             punches: Punches::new(layout.segments),
@@ -246,6 +250,7 @@ impl Space {
             left += chosen.left();
             self.pages.waiting.push_back(chosen);
         }
+        self.open_copies(page_places);
     }
 
     /// The places in use.
@@ -426,6 +431,9 @@ impl Space {
             idle -= chosen.left();
             self.pages.prepared.push(chosen);
         }
+        let mut candidates = candidates.collect::<Vec<_>>();
+        idle -= self.choose_copies(&mut candidates, idle.saturating_sub(guaranteed), page_places);
+        let mut candidates = candidates.into_iter();
         let spare = idle.saturating_sub(page_places.saturating_add(guaranteed));
         idle -= self.choose_moved(&mut candidates, spare);
         let mut left = self.log.left() + left_of(&self.log.prepared);
@@ -480,8 +488,8 @@ impl Space {
 
     /// The checkpoint is durable, and no read needs a place that was free at its instant.
     pub(crate) fn activate(&mut self) {
-        let Self { log, pages, moved, .. } = self;
-        for reserve in [log, pages, moved] {
+        let Self { log, pages, copies, moved, .. } = self;
+        for reserve in [log, pages, copies, moved] {
             reserve.waiting.extend(reserve.prepared.drain(..));
         }
         self.punches.activate();

@@ -3,7 +3,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | `FATHOMBP` |
-//! | 8 | 4 | version: 3; 2 without guarantees; 1 without change sets either |
+//! | 8 | 4 | version: 4; 3 without second copies of pages; 2 without guarantees either; 1 without change sets either |
 //! | 16 | 16 | identity |
 //! | 32 | 32 | key of the headers and records, drawn at random |
 //! | 64 | 8 | number of the checkpoint |
@@ -39,7 +39,7 @@ pub struct PoolSuperblock {
 impl Superblock for PoolSuperblock {
     const NOUN: &'static str = "pool";
     const MAGIC: [u8; 8] = *b"FATHOMBP";
-    const NEWEST: u32 = 3;
+    const NEWEST: u32 = 4;
     const ORDER: CopyOrder = CopyOrder::Alternating;
 
     fn version(&self) -> u32 {

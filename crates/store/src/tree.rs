@@ -305,7 +305,7 @@ mod tests {
             self.pages.bury();
             for (id, page) in self.pages.freeze() {
                 self.content.insert(id, Box::new(*page));
-                self.pages.written(id, 1 << 20 | u64::from(id), 1);
+                self.pages.written(id, (1 << 20 | u64::from(id), 0), 1);
             }
         }
 

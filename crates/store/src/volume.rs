@@ -149,6 +149,16 @@ impl Backend for StoreVolume {
                 counts.map_pages,
             ),
             Figure::counter(
+                "pool_page_copies_total",
+                "The second copies of pages of maps that the pool wrote.",
+                counts.page_copies,
+            ),
+            Figure::counter(
+                "pool_mended_pages_total",
+                "The pages of maps of which one copy was damaged, and that were written anew.",
+                counts.mended_pages,
+            ),
+            Figure::counter(
                 "pool_map_reads_total",
                 "The pages of maps that the pool read.",
                 counts.map_reads,

@@ -123,6 +123,10 @@ impl State {
             if let Some(place) = place {
                 self.space.mark(place);
             }
+            if let Some(copy) = self.layout().place(entry.copy).filter(|_| self.rules.marks_copies)
+            {
+                self.space.mark(copy);
+            }
             match self.pages.get(id).cloned() {
                 Ok(page) => self.visit((id, entry), &page, (level, origin))?,
                 Err(Fault::Missing(_)) if place.is_some() => {

@@ -24,7 +24,7 @@ const DEVICE: u64 = 4 << 20;
 /// The leaf of a map describes so many bytes.
 const LEAF: u64 = 2 << 20;
 const LIMIT: Duration = Duration::from_secs(9);
-const NEWEST: u32 = 3;
+const NEWEST: u32 = 4;
 
 /// The contents of volumes, and of snapshots, which have names such as `web@monday`.
 type Contents = BTreeMap<String, Vec<u8>>;

@@ -23,7 +23,7 @@ fn pool(image: Vec<u8>) -> (Arc<SimBackend>, Pool) {
         checkpoint_ns: u64::MAX,
         walk_pause_ns: 0,
         merge_pause_ns: u64::MAX,
-        index_pages: 2,
+        index_pages: 3,
         ..support::options()
     };
     let pool = Pool::open(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();

@@ -158,7 +158,8 @@ impl StoreQueue {
         };
         for (read, interval) in reads {
             let own = self.device.read(read.entry.block, 1);
-            self.device.submit(own, Purpose::Walk { read, interval }, context);
+            let purpose = Purpose::Walk { read, interval, is_copy: false };
+            self.device.submit(own, purpose, context);
         }
         // The next step belongs to the next round.
         let is_waiting =
@@ -267,15 +268,29 @@ impl StoreQueue {
     /// A page has been read for the walk.
     pub(super) fn walk_read(
         &mut self,
-        (read, interval): (WalkRead, u64),
+        (read, interval, is_copy): (WalkRead, u64, bool),
         own: Box<Request>,
         outcome: Outcome,
+        context: &mut BackendContext<'_>,
     ) {
+        let is_wrong = Self::is_wrong(&own, outcome, &read.entry);
+        if !is_copy && is_wrong && self.has_copy(read.id, &read.entry) {
+            self.device.give(own);
+            let own = self.device.read(read.entry.copy, 1);
+            let purpose = Purpose::Walk { read, interval, is_copy: true };
+            return self.device.submit(own, purpose, context);
+        }
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
         let right = bytes.filter(|bytes| crc32c::crc32c(bytes) == read.entry.checksum);
         let page = right.map(from_bytes);
         let walked = self.inner.shared.access(|state| match &page {
-            Some(page) => state.walked(&read, page),
+            Some(page) => {
+                if is_copy {
+                    state.pages.insert(read.id, read.entry, page.clone());
+                    state.mend(read.id);
+                }
+                state.walked(&read, page)
+            }
             None => state.not_walked(&read),
         });
         if walked.is_err() && outcome.is_err() {

@@ -38,16 +38,18 @@ pub(super) enum Purpose {
         entry: MapEntry,
         interval: u64,
     },
-    /// A page of a map.
+    /// A page of a map, or its second copy.
     Load {
         id: PageId,
         entry: TableEntry,
         interval: u64,
+        is_copy: bool,
     },
     /// A page for the walk.
     Walk {
         read: WalkRead,
         interval: u64,
+        is_copy: bool,
     },
     /// A page of the fingerprint table.
     Fingerprints {

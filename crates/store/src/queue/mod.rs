@@ -239,10 +239,12 @@ impl StoreQueue {
             Purpose::Edge { change, edge, entry, interval } => {
                 self.edge_read((change, edge, entry, interval), request, outcome);
             }
-            Purpose::Load { id, entry, interval } => {
-                self.loaded((id, entry, interval), request, outcome);
+            Purpose::Load { id, entry, interval, is_copy } => {
+                self.loaded((id, entry, interval, is_copy), request, outcome, context);
             }
-            Purpose::Walk { read, interval } => self.walk_read((read, interval), request, outcome),
+            Purpose::Walk { read, interval, is_copy } => {
+                self.walk_read((read, interval, is_copy), request, outcome, context);
+            }
             Purpose::Fingerprints { page } => {
                 self.fingerprints_read(page, request, outcome, context);
             }

@@ -416,16 +416,37 @@ impl StoreQueue {
             return self.report_wrong(0, &format!("pages of maps ({id})"));
         };
         let own = self.device.read(entry.block, 1);
-        self.device.submit(own, Purpose::Load { id, entry, interval }, context);
+        let purpose = Purpose::Load { id, entry, interval, is_copy: false };
+        self.device.submit(own, purpose, context);
+    }
+
+    /// Whether a page could not be read, or has other content than it should have.
+    pub(super) fn is_wrong(own: &Request, outcome: Outcome, entry: &TableEntry) -> bool {
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
+        bytes.is_none_or(|bytes| crc32c::crc32c(bytes) != entry.checksum)
+    }
+
+    /// Whether a page still is where it was, and has a second copy.
+    pub(super) fn has_copy(&self, id: PageId, entry: &TableEntry) -> bool {
+        self.inner.shared.access(|state| {
+            state.pages.entry(id) == *entry && state.layout().place(entry.copy).is_some()
+        })
     }
 
     /// A page of a map has been read.
     pub(super) fn loaded(
         &mut self,
-        (id, entry, interval): (PageId, TableEntry, u64),
+        (id, entry, interval, is_copy): (PageId, TableEntry, u64, bool),
         own: Box<Request>,
         outcome: Outcome,
+        context: &mut BackendContext<'_>,
     ) {
+        if !is_copy && Self::is_wrong(&own, outcome, &entry) && self.has_copy(id, &entry) {
+            self.device.give(own);
+            let own = self.device.read(entry.copy, 1);
+            let purpose = Purpose::Load { id, entry, interval, is_copy: true };
+            return self.device.submit(own, purpose, context);
+        }
         self.loading.remove(&id);
         let is_compared = self.to_compare.remove(&id);
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
@@ -435,7 +456,12 @@ impl StoreQueue {
             }
             Some(bytes) => {
                 let page = from_bytes(bytes);
-                self.inner.shared.access(|state| state.pages.insert(id, entry, page));
+                self.inner.shared.access(|state| {
+                    state.pages.insert(id, entry, page);
+                    if is_copy {
+                        state.mend(id);
+                    }
+                });
             }
             // Unless it has been written elsewhere meanwhile.
             None if self.inner.shared.access(|state| state.pages.entry(id)) == entry => {

@@ -165,7 +165,7 @@ impl StoreQueue {
     }
 
     fn read_page(&mut self, read: PageRead, is_again: bool, context: &mut BackendContext<'_>) {
-        let own = self.device.read_in_background(read.entry.block, 1);
+        let own = self.device.read_in_background(read.block(), 1);
         self.scrubbing.in_flight += 1;
         if !is_again {
             self.scrubbing.intervals.extend(read.interval);

@@ -84,6 +84,22 @@ pub(crate) struct PageRead {
     of: Option<ScrubPosition>,
     /// The number that ends the read in the state.
     pub(crate) interval: Option<u64>,
+    /// Whether the second copy is read.
+    is_copy: bool,
+}
+
+impl PageRead {
+    /// The block that is read.
+    pub(crate) fn block(&self) -> u64 {
+        if self.is_copy { self.entry.copy } else { self.entry.block }
+    }
+}
+
+/// What the first copy of a page was, while the second one is read.
+struct FirstCopy {
+    id: PageId,
+    entry: TableEntry,
+    page: Result<Box<Page>, DamageKind>,
 }
 
 /// A block that is read.
@@ -137,6 +153,7 @@ pub(crate) struct Scrub {
     path: [PageId; LEVELS],
     entered: [PageId; LEVELS],
     leaf: Option<LeafCopy>,
+    first: Option<FirstCopy>,
     /// The pages of sets to visit, and their levels.
     sets: Vec<(PageId, u32)>,
     /// The next page of the tables, which count one behind the other.
@@ -166,6 +183,7 @@ impl Scrub {
             path: [0; LEVELS],
             entered: [0; LEVELS],
             leaf: None,
+            first: None,
             sets: Vec::new(),
             table: 0,
             visited: vec![0; (state.layout().places() as usize).div_ceil(64)],
@@ -257,7 +275,10 @@ impl Scrub {
         }
         let interval = state.rules.protects_scrubbed.then(|| state.begin_read());
         let scrub = self.report.number;
-        Access::Read(PageRead { scrub, id, level, entry, of, interval })
+        let first = self.first.take_if(|first| (first.id, first.entry) == (id, entry));
+        let is_copy = first.is_some();
+        self.first = first;
+        Access::Read(PageRead { scrub, id, level, entry, of, interval, is_copy })
     }
 
     /// Visits the next entries of a leaf.
@@ -388,6 +409,17 @@ impl Scrub {
             // It was written elsewhere meanwhile, and is looked up again.
             return;
         }
+        if !read.is_copy && state.layout().place(entry.copy).is_some() {
+            self.first = Some(FirstCopy { id, entry, page });
+            return;
+        }
+        let first = self.first.take().filter(|first| (first.id, first.entry) == (id, entry));
+        let is_half = first.as_ref().is_some_and(|first| first.page.is_ok() != page.is_ok());
+        let page = page.or_else(|kind| first.map_or(Err(kind), |first| first.page));
+        if let Some(page) = page.as_ref().ok().filter(|_| is_half) {
+            state.pages.insert(id, entry, page.clone());
+            self.report.mended_pages += u64::from(state.mend(id));
+        }
         match page {
             Ok(page) => {
                 self.report.map_pages += u64::from(!state.pages.is_seen(id));
@@ -486,6 +518,20 @@ impl Scrub {
 }
 
 impl State {
+    /// The copies of a page that lie in segments.
+    pub(crate) fn copies_of(&self, entry: &TableEntry) -> Vec<u64> {
+        let layout = self.layout();
+        entry.blocks().filter(|block| layout.place(*block).is_some()).collect()
+    }
+
+    /// One copy of a page is damaged, and memory has the page: the next checkpoint writes both
+    /// anew. Returns whether that is so.
+    pub(crate) fn mend(&mut self, id: PageId) -> bool {
+        let is_mended = self.pages.get(id).is_ok() && self.rewrite(id);
+        self.counts.mended_pages += u64::from(is_mended);
+        is_mended
+    }
+
     /// A page is right in memory, and its copy on the device is not: the next checkpoint writes it
     /// to another place. Returns whether that is so.
     fn rewrite(&mut self, id: PageId) -> bool {

@@ -36,6 +36,11 @@ pub struct PoolCounts {
     pub batches: u64,
     /// Pages of maps that checkpoints wrote.
     pub map_pages: u64,
+    /// The second copies of these that checkpoints wrote.
+    pub page_copies: u64,
+    /// Pages of maps of which one copy was damaged, or could not be read: the next checkpoint
+    /// writes both anew.
+    pub mended_pages: u64,
     /// Pages of maps that were read.
     pub map_reads: u64,
     /// Checkpoints.

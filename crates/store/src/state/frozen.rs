@@ -14,6 +14,8 @@ pub(crate) struct Frozen {
     pub(crate) generation: u64,
     /// Pages of maps, and the block for each.
     pub(crate) pages: Vec<(PageId, Arc<Page>, u64)>,
+    /// The block for the second copy of each; 0 for none.
+    pub(crate) copies: Vec<u64>,
     pub(crate) space: FrozenPages,
     pub(crate) record: CheckpointRecord,
     /// The reads that began until now may need places that the checkpoint makes usable.
@@ -33,15 +35,21 @@ impl State {
         let layout = self.layout();
         let dirty = self.pages.freeze();
         let places = self.space.place_pages(dirty.len())?;
+        let copies = self.space.place_copies(&places);
         let mut pages = Vec::with_capacity(dirty.len());
-        for ((id, page), place) in dirty.into_iter().zip(places) {
-            let old = self.pages.entry(id).block;
-            if old != 0 {
+        let mut blocks_of_copies = Vec::with_capacity(dirty.len());
+        for ((id, page), (place, copy)) in dirty.into_iter().zip(places.into_iter().zip(copies)) {
+            for old in self.pages.entry(id).blocks() {
                 self.release(old);
             }
             self.space.take_for_page(place);
+            if let Some(copy) = copy {
+                self.space.take_for_page(copy);
+            }
             pages.push((id, page, layout.block(place)));
+            blocks_of_copies.push(copy.map_or(0, |copy| layout.block(copy)));
         }
+        let copies = blocks_of_copies;
         let guaranteed = usize::try_from(self.guaranteed()).unwrap_or(usize::MAX);
         self.space.choose(self.dirty_max, guaranteed);
         if !self.rules.waits_for_checkpoint {
@@ -67,15 +75,18 @@ impl State {
         self.saving.extend(self.unsaved.drain());
         let space = self.space.map().freeze();
         let (number, generation) = (self.number + 1, self.generation);
-        Some(Frozen { number, generation, pages, space, record, interval })
+        Some(Frozen { number, generation, pages, copies, space, record, interval })
     }
 
     /// The pages of a checkpoint have been written, with these checksums. Returns the pages of the
     /// table.
     pub(crate) fn pages_written(&mut self, frozen: &Frozen, checksums: &[u32]) -> FrozenPages {
-        for ((id, _, block), checksum) in frozen.pages.iter().zip(checksums) {
-            self.pages.written(*id, *block, *checksum);
+        let written = frozen.pages.iter().zip(&frozen.copies).zip(checksums);
+        for (((id, _, block), copy), checksum) in written {
+            self.pages.written(*id, (*block, *copy), *checksum);
         }
+        let copies = frozen.copies.iter().filter(|copy| **copy != 0);
+        self.counts.page_copies += copies.count() as u64;
         self.counts.map_pages += frozen.pages.len() as u64;
         self.pages.table().freeze()
     }

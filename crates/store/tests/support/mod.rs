@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod hints;
+pub mod pairs;
 pub mod storm;
 
 use std::sync::{Arc, OnceLock};
