@@ -54,6 +54,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 pub use log::LogCommand;
+pub use pager::PagerHelper;
 
 /// A command.
 #[derive(Debug, Subcommand)]
@@ -90,7 +91,7 @@ pub enum Command {
     Patterns(patterns::PatternsOptions),
     /// Show how long what guests write lives until it is overwritten or deleted
     Lifetimes(lifetimes::LifetimesOptions),
-    /// Show what the host has swapped out of guests' memory, and the I/O that it causes
+    /// Show what the host has swapped out of guests' memory; attach pagers to machines
     Pager(pager::PagerOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),

@@ -40,17 +40,20 @@ enum DaemonCommand {
     Keep(fathom_server::Keep),
     #[command(hide = true)]
     Confine(fathom_server::Confine),
+    #[command(hide = true)]
+    PagerHelper(fathom_console::PagerHelper),
 }
 
 impl DaemonCommand {
     /// The names.
-    const NAMES: [&str; 3] = ["serve", "keep", "confine"];
+    const NAMES: [&str; 4] = ["serve", "keep", "confine", "pager-helper"];
 
     fn run(&self, begun: Instant) -> ExitCode {
         match self {
             Self::Serve(options) => fathom_server::serve(options, begun),
             Self::Keep(options) => fathom_server::keep(options),
             Self::Confine(options) => fathom_server::confine(options),
+            Self::PagerHelper(helper) => helper.run(),
         }
     }
 }

@@ -1,6 +1,5 @@
-//! `fathom pager`: what the host has swapped out of guests' memory, and the needless I/O.
+//! What the host has swapped out of guests' memory, and the needless I/O.
 
-use clap::Args;
 use fathom_control::{Bytes, PageEstimate, PagerDisk, PagerGuest, PagerReport};
 
 use crate::connection::ControlOptions;
@@ -8,41 +7,12 @@ use crate::failure::CommandResult;
 use crate::output::style::Style;
 use crate::output::table::{Table, TableColumn};
 use crate::output::text::clean;
-use crate::output::{self, Format};
+use crate::output;
 
-/// Options of `fathom pager`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-RESIDENT is what is in the host's memory, and SWAPPED what the host has swapped out; a dash is what is not
-known. The disks are those with the layer `swap-watch`, since they have it:
-  STALE READS  swapped pages that came in only to be overwritten by a read of the disk
-  DOUBLE       swapped pages that came in only to be written to the disk
-  SILENT       of the pages that were equal to a block of the disk and were swapped out, those that came
-               back unchanged: at least so much was written to swap for nothing
-  REREAD       blocks that were read again while the page that had them was swapped out: at most so much
-SILENT and REREAD are estimates from a sample; behind ± is their standard error.
-
-Examples:
-  fathom disk layer web swap-watch       count the needless I/O of a disk from now on
-  fathom pager                           all guests on vhost-user disks
-  fathom pager web
-  fathom pager --json | jq '.guests[] | {vm, resident_bytes, swapped_bytes}'
-
-Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.")]
-pub struct PagerOptions {
-    /// The guest: the name of its machine or of one of its disks; all by default
-    #[arg(value_name = "GUEST")]
-    guest: Option<String>,
-    #[command(flatten)]
-    control: ControlOptions,
-    #[command(flatten)]
-    format: Format,
-}
-
-/// Carries out the command.
-pub fn run(options: &PagerOptions) -> CommandResult {
-    let report = options.control.client().pager(options.guest.as_deref())?;
-    if options.format.json {
+/// Shows it of one guest or all.
+pub fn run(control: &ControlOptions, guest: Option<&str>, json: bool) -> CommandResult {
+    let report = control.client().pager(guest)?;
+    if json {
         return output::json(&report);
     }
     if report.guests.is_empty() {

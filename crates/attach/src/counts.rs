@@ -1,0 +1,48 @@
+//! What a pager has done.
+
+use fathom_histogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Counts of a pager's life, which begins with its attaching or adopting.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerCounts {
+    /// Faults of missing pages.
+    pub faults: u64,
+    /// Bytes of zeroes that came into being for them.
+    pub zeroed_bytes: u64,
+    /// Faults of pages that were there when they were served: another thread's, or the daemon's.
+    pub repeated: u64,
+    /// Faults of memory that was unmapped meanwhile.
+    pub strays: u64,
+    /// Mappings that were left to the kernel, because it could not make a page.
+    pub released: u64,
+    /// Guards that ended and were replaced.
+    pub guards_lost: u64,
+    /// From the moment at which a fault was read to that at which it was served, in nanoseconds.
+    pub fault_ns: Histogram,
+}
+
+/// The state of a pager.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerStatus {
+    /// The VMM's process.
+    pub process: i32,
+    /// The pager's process; 0 if there is none.
+    pub pager: u32,
+    /// Its guard's process; 0 if there is none.
+    pub guard: u32,
+    /// `attached`, `detached`, `orphaned` (attached, and the pager is dead) or `ended` (the VMM has).
+    pub state: String,
+    /// Whether the descriptor was there already: nothing was injected.
+    pub is_adopted: bool,
+    /// For how long the VMM's main thread stood still for the injection, in nanoseconds; 0 without one.
+    pub pause_ns: u64,
+    /// The guest's memory, in bytes.
+    pub memory_bytes: u64,
+    /// The part of it whose faults the kernel reports, in bytes.
+    pub registered_bytes: u64,
+    /// Whether a touch of a missing page by the pager was tried and was an error.
+    pub is_tripwire_tried: bool,
+    /// What it has done.
+    pub counts: PagerCounts,
+}

@@ -1,0 +1,48 @@
+//! Attaches to a virtual machine that runs, and serves the faults of its memory.
+//!
+//! Read [`attach()`] first, then [`Pager`]. The crate must not know disks, and not what is in memory.
+//!
+//! A stock QEMU that was started with shared memory is all that is needed. One system call is
+//! injected into it ([`inject()`]), by which it makes a userfaultfd of its own memory; the pager
+//! fetches a copy and does everything else from outside. Nothing leaves the guest's memory: this is
+//! the step before that.
+//!
+//! ```text
+//!             attach: inject, fetch, guard, register
+//!   foreign ─────────────────────────────────────────▶ attached ◀──┐ adopt: fetch, guard, register
+//!      ▲                                                │  │       │
+//!      │ the VMM ends                    detach         │  │ the pager dies: the guard unregisters
+//!      └──────────── detached ◀─────────────────────────┘  └──────▶ orphaned
+//!                       └── attach: as adopt; the VMM has kept the userfaultfd ──▶ attached
+//! ```
+//! The safety argument is in `docs/pager.md`.
+
+#![cfg(target_arch = "x86_64")]
+
+mod attach;
+mod control;
+mod counts;
+mod frame;
+mod guard;
+mod inject;
+mod memory;
+mod pager;
+mod qmp;
+mod record;
+mod refusal;
+mod trace;
+mod tripwire;
+mod userfault;
+mod vmm;
+
+pub use attach::{AttachOptions, AttachStep, Helpers, attach, detach_orphan};
+pub use control::{Control, Request, ask, list};
+pub use counts::{PagerCounts, PagerStatus};
+pub use frame::SystemCall;
+pub use guard::guard;
+pub use inject::{InjectReport, InjectStep, TRACE_TIME_MAX, inject};
+pub use memory::MappedMemory;
+pub use pager::{Pager, RUN_PAGES, ServeEnd};
+pub use record::{FOLDER, PagerRecord};
+pub use refusal::Refusal;
+pub use vmm::Vmm;

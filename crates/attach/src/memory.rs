@@ -1,0 +1,81 @@
+//! Which mappings of a VMM are its guest's memory.
+
+use std::ops::Range;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::Refusal;
+use crate::vmm::{ProcessMap, Vmm};
+
+/// Shared mappings of files in memory that are smaller are no guest's memory: they are rings and
+/// tables that a VMM shares with its devices.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+/// The file systems in memory: tmpfs, of which a memfd is, and that of huge pages.
+const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// A mapping of the guest's memory in the VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedMemory {
+    /// The first address in the VMM.
+    pub start: u64,
+    /// The address behind the last one.
+    pub end: u64,
+    /// The offset of the first byte in its file.
+    pub offset: u64,
+    /// The number of its file.
+    pub inode: u64,
+}
+
+impl MappedMemory {
+    /// The addresses in the VMM.
+    pub fn range(&self) -> Range<u64> {
+        self.start..self.end
+    }
+
+    /// The length in bytes.
+    pub fn length(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// The mappings of the guest's memory, with their details, in ascending order.
+///
+/// # Errors
+/// When there are none that could be served.
+pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, Refusal> {
+    let maps = vmm.detailed_mappings().map_err(|error| Refusal::of_access(vmm, &error))?;
+    let is_large = |map: &ProcessMap| map.range.end - map.range.start >= MEMORY_BYTES_MIN;
+    let mut memory = Vec::new();
+    let mut of_disk = None;
+    for map in maps {
+        if !(map.is_shared && map.is_writable && map.inode != 0 && is_large(&map)) {
+            continue;
+        }
+        // What cannot be found, such as the memory of a device, is no file in memory.
+        let Ok(file) = vmm.open_file(&map, OFlags::PATH) else { continue };
+        let Ok(found) = rustix::fs::fstatfs(&file) else { continue };
+        match found.f_type as u64 {
+            TMPFS => memory.push(map),
+            HUGETLBFS => return Err(Refusal::HugePages(map.path)),
+            _ => of_disk = of_disk.or(Some(map.path)),
+        }
+    }
+    match (memory.is_empty(), of_disk) {
+        (false, _) => Ok(memory),
+        (true, Some(path)) => Err(Refusal::NotInMemory(path)),
+        (true, None) => Err(Refusal::NotShared),
+    }
+}
+
+/// As it is recorded and reported.
+pub(crate) fn described(maps: &[ProcessMap]) -> Vec<MappedMemory> {
+    let described = |map: &ProcessMap| MappedMemory {
+        start: map.range.start,
+        end: map.range.end,
+        offset: map.offset,
+        inode: map.inode,
+    };
+    maps.iter().map(described).collect()
+}

@@ -1,0 +1,193 @@
+//! A userfaultfd: the faults of a process's memory, and what the kernel does about them when asked.
+//!
+//! The crate `userfaultfd` needs libclang for a build, and an older `nix`. So the five calls are
+//! here, with the types of `linux-raw-sys`, which `rustix` uses too.
+
+#![expect(unsafe_code, reason = "calls of ioctl, each with the type that its number has")]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use linux_raw_sys::general::{
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFDIO, UFFDIO_REGISTER_MODE_MISSING, uffdio_api,
+    uffdio_range, uffdio_register, uffdio_zeropage,
+};
+use linux_raw_sys::ioctl::{
+    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE,
+};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, Updater};
+
+/// Faults of memory in files (`UFFD_FEATURE_MISSING_SHMEM`).
+pub(crate) const MISSING_SHMEM: u64 = linux_raw_sys::general::UFFD_FEATURE_MISSING_SHMEM as u64;
+/// A fault is a SIGBUS, or `EFAULT` of a system call (`UFFD_FEATURE_SIGBUS`).
+pub(crate) const SIGBUS: u64 = linux_raw_sys::general::UFFD_FEATURE_SIGBUS as u64;
+/// `USERFAULTFD_IOC_NEW`: makes a userfaultfd of the calling process, by an open
+/// `/dev/userfaultfd`.
+pub(crate) const NEW: u64 = (UFFDIO as u64) << 8;
+/// The bytes of a message (`struct uffd_msg`).
+const MESSAGE_BYTES: usize = 32;
+/// The most messages that one call reads.
+const MESSAGES_MAX: usize = 64;
+
+/// The features of a userfaultfd on which its interface was never agreed.
+const NOT_INITIALISED: u64 = 0;
+
+/// An open userfaultfd, of this process or of another.
+#[derive(Debug)]
+pub struct UserFault {
+    file: OwnedFd,
+}
+
+impl UserFault {
+    /// A userfaultfd that was made elsewhere, and was perhaps in use already. Agrees on the interface
+    /// if nobody has.
+    ///
+    /// # Errors
+    /// When `file` is something else, or its interface was agreed on without `features`.
+    pub(crate) fn adopt(file: OwnedFd, features: u64) -> io::Result<Self> {
+        match agreed_features(file.as_fd())? {
+            NOT_INITIALISED => {
+                let mut request = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
+                // SAFETY: the type is that of UFFDIO_API.
+                unsafe { update::<{ UFFDIO_API as Opcode }, _>(file.as_fd(), &mut request)? };
+            }
+            agreed if agreed & features != features => {
+                return Err(io::Error::other(format!("its features are {agreed:#x}")));
+            }
+            _ => {}
+        }
+        Ok(Self { file })
+    }
+
+    /// A userfaultfd of this process, by an open `/dev/userfaultfd`.
+    pub(crate) fn own(device: BorrowedFd<'_>, features: u64) -> io::Result<Self> {
+        // SAFETY: the argument of USERFAULTFD_IOC_NEW is a value; the result is a new descriptor,
+        // which nothing else owns.
+        let file = unsafe {
+            use std::os::fd::{AsRawFd, FromRawFd};
+            let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+            let made = libc::ioctl(device.as_raw_fd(), NEW, flags);
+            if made < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(made)
+        };
+        Self::adopt(file, features)
+    }
+
+    /// Has the faults of missing pages in `range` reported from now on.
+    ///
+    /// # Errors
+    /// `EBUSY` if another userfaultfd has a part of it.
+    pub(crate) fn register(&self, range: &Range<u64>) -> io::Result<()> {
+        let mode = u64::from(UFFDIO_REGISTER_MODE_MISSING);
+        let mut request = uffdio_register { range: raw(range), mode, ioctls: 0 };
+        // SAFETY: the type is that of UFFDIO_REGISTER. It changes no byte of the memory.
+        unsafe { update::<{ UFFDIO_REGISTER as Opcode }, _>(self.as_fd(), &mut request) }
+    }
+
+    /// Leaves the faults of `range` to the kernel again, and lets threads that wait for one go on.
+    ///
+    /// # Errors
+    /// When nothing, or something else, is mapped there.
+    pub(crate) fn unregister(&self, range: &Range<u64>) -> io::Result<()> {
+        // SAFETY: the type is that of UFFDIO_UNREGISTER. It changes no byte of the memory.
+        unsafe { set::<{ UFFDIO_UNREGISTER as Opcode }>(self.as_fd(), raw(range)) }
+    }
+
+    /// Lets threads that wait for a page of `range` try again.
+    pub(crate) fn wake(&self, range: &Range<u64>) -> io::Result<()> {
+        // SAFETY: the type is that of UFFDIO_WAKE. It changes no byte of the memory.
+        unsafe { set::<{ UFFDIO_WAKE as Opcode }>(self.as_fd(), raw(range)) }
+    }
+
+    /// Puts zeroes into the missing pages at the beginning of `range`, up to the first page that is
+    /// not missing, and lets threads go on that wait for them. Returns the bytes that it has put.
+    ///
+    /// # Errors
+    /// `EEXIST` if the first page is not missing; `ENOENT` if the range is not registered; `ESRCH` if
+    /// the process has ended.
+    pub(crate) fn zero(&self, range: &Range<u64>) -> io::Result<u64> {
+        let mut request = uffdio_zeropage { range: raw(range), mode: 0, zeropage: 0 };
+        // SAFETY: the type is that of UFFDIO_ZEROPAGE. The kernel changes only pages that do not exist.
+        let done = unsafe { update::<{ UFFDIO_ZEROPAGE as Opcode }, _>(self.as_fd(), &mut request) };
+        match (done, request.zeropage) {
+            (_, bytes) if bytes > 0 => Ok(bytes as u64),
+            (Err(error), _) => Err(error),
+            (Ok(()), _) => Err(Errno::AGAIN.into()),
+        }
+    }
+
+    /// Reads the faults that have occurred, without waiting: calls `each` with their addresses.
+    ///
+    /// # Errors
+    /// Those of the descriptor.
+    pub(crate) fn faults(&self, mut each: impl FnMut(u64)) -> io::Result<()> {
+        let mut bytes = [0_u8; MESSAGE_BYTES * MESSAGES_MAX];
+        let length = match rustix::io::read(&self.file, &mut bytes) {
+            Ok(length) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for message in bytes[..length].chunks_exact(MESSAGE_BYTES) {
+            if u32::from(message[0]) == UFFD_EVENT_PAGEFAULT {
+                // Behind the event are 8 bytes of flags.
+                let address = message[16..24].try_into().expect("8 bytes");
+                each(u64::from_ne_bytes(address));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for UserFault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// An open `/dev/userfaultfd`.
+pub(crate) fn open_device() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/dev/userfaultfd", flags, rustix::fs::Mode::empty())?)
+}
+
+/// The features that were agreed on, as the kernel shows them; [`NOT_INITIALISED`] if none were.
+fn agreed_features(file: BorrowedFd<'_>) -> io::Result<u64> {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    let mut text = String::new();
+    File::open(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?
+        .take(4096)
+        .read_to_string(&mut text)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("API:"));
+    let word = line.and_then(|line| line.trim().split(':').nth(1));
+    let features = word.and_then(|word| u64::from_str_radix(word, 16).ok());
+    features.ok_or_else(|| io::Error::other("it is not a userfaultfd"))
+}
+
+fn raw(range: &Range<u64>) -> uffdio_range {
+    uffdio_range { start: range.start, len: range.end - range.start }
+}
+
+/// A call of ioctl that reads and writes its argument.
+///
+/// # Safety
+/// `OPCODE` has to be a call on a userfaultfd, and `T` the type of its argument.
+unsafe fn update<const OPCODE: Opcode, T>(file: BorrowedFd<'_>, value: &mut T) -> io::Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe { Ok(rustix::ioctl::ioctl(file, Updater::<OPCODE, T>::new(value))?) }
+}
+
+/// A call of ioctl that reads a range.
+///
+/// # Safety
+/// `OPCODE` has to be a call on a userfaultfd, and its argument a range.
+unsafe fn set<const OPCODE: Opcode>(file: BorrowedFd<'_>, range: uffdio_range) -> io::Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe { Ok(rustix::ioctl::ioctl(file, Setter::<OPCODE, uffdio_range>::new(range))?) }
+}

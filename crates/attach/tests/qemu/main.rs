@@ -1,0 +1,53 @@
+//! Attaching to a real QEMU, which runs its firmware: every step of pager and injector killed, and
+//! every refusal that can be made here. This program is the pager, the injector and the guard, too.
+
+#![expect(unsafe_code, reason = "a process that traces another, and a mapping")]
+
+mod kills;
+mod machine;
+mod refusals;
+mod roles;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+type Test = (&'static str, fn());
+
+const TESTS: &[Test] = &[
+    ("it_attaches_and_detaches_a_hundred_times", kills::it_attaches_and_detaches_a_hundred_times),
+    ("a_vmm_of_another_user_in_a_sandbox", kills::a_vmm_of_another_user_in_a_sandbox),
+    ("an_injector_killed_at_each_step", kills::an_injector_killed_at_each_step),
+    ("an_injector_that_is_stopped", kills::an_injector_that_is_stopped),
+    ("a_pager_killed_at_each_step", kills::a_pager_killed_at_each_step),
+    ("a_guard_that_is_killed_is_replaced", kills::a_guard_that_is_killed_is_replaced),
+    ("two_pagers_are_one_too_many", kills::two_pagers_are_one_too_many),
+    ("memory_that_is_not_shared", refusals::memory_that_is_not_shared),
+    ("memory_on_a_disk_and_in_huge_pages", refusals::memory_on_a_disk_and_in_huge_pages),
+    ("locked_memory", refusals::locked_memory),
+    ("another_process_that_maps_the_memory", refusals::another_process_that_maps_the_memory),
+    ("a_vmm_that_is_traced", refusals::a_vmm_that_is_traced),
+    ("a_user_without_the_right", refusals::a_user_without_the_right),
+    ("memory_that_another_userfaultfd_has", refusals::memory_that_another_userfaultfd_has),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(status) = roles::play(&arguments) {
+        return status;
+    }
+    if let Err(reason) = machine::can_run() {
+        println!("Skipped: {reason}");
+        return ExitCode::SUCCESS;
+    }
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let mut failed = 0;
+    for (name, test) in TESTS {
+        if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
+            continue;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(test));
+        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        failed += u32::from(outcome.is_err());
+    }
+    ExitCode::from(u8::from(failed > 0))
+}

@@ -1,0 +1,78 @@
+//! What this program is when another test starts it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use fathom_attach::{AttachOptions, Helpers, Pager, SystemCall, Vmm, attach, guard, inject};
+
+/// Names the step, of pager or injector, at which it ends itself, as `pager:2`.
+pub const DIE_AT: &str = "FATHOM_TEST_DIE_AT";
+
+/// The helpers: this program.
+pub fn helpers() -> Helpers {
+    Helpers {
+        program: std::env::current_exe().unwrap(),
+        injector: vec!["role-injector".into()],
+        guard: vec!["role-guard".into()],
+    }
+}
+
+/// Ends, or for `stop` stops, this process without any warning if it is the step's turn.
+fn pass(who: &str, step: usize) {
+    let wanted = std::env::var(DIE_AT).unwrap_or_default();
+    let signal = match wanted {
+        wanted if wanted == format!("{who}:{step}") => libc::SIGKILL,
+        wanted if wanted == format!("stop-{who}:{step}") => libc::SIGSTOP,
+        _ => return,
+    };
+    // SAFETY: a signal to this process.
+    unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+/// Plays a role, if the arguments name one.
+pub fn play(arguments: &[String]) -> Option<ExitCode> {
+    let number = |index: usize| arguments[index].parse::<i32>().unwrap();
+    match arguments.first()?.as_str() {
+        "role-injector" => {
+            let word = |index: usize| arguments[index].parse::<u64>().unwrap();
+            let call = SystemCall { number: word(2), arguments: [word(3), word(4), word(5)] };
+            let report = inject(number(1), call, &mut |step| pass("injector", step as usize));
+            println!("{}", serde_json::to_string(&report).unwrap());
+        }
+        "role-guard" => guard().unwrap(),
+        // VMM, folder, socket or "-", whether it has to adopt.
+        "role-pager" => {
+            let vmm = Vmm::open(number(1)).unwrap();
+            let options = AttachOptions {
+                folder: PathBuf::from(&arguments[2]),
+                qmp: (arguments[3] != "-").then(|| PathBuf::from(&arguments[3])),
+                helpers: helpers(),
+                must_adopt: arguments[4] == "adopt",
+            };
+            match attach(vmm, &options, &mut |step| pass("pager", step as usize)) {
+                Ok(pager) => serve(pager),
+                Err(failure) => {
+                    println!("refused: {failure:#}");
+                    return Some(ExitCode::from(1));
+                }
+            }
+        }
+        "role-tracer" => {
+            // SAFETY: no memory of this process is involved.
+            let failed = unsafe { libc::ptrace(libc::PTRACE_SEIZE, number(1), 0, 0) };
+            assert_eq!(failed, 0);
+            println!("traced");
+            std::thread::park();
+        }
+        _ => return None,
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+/// Serves until the standard input ends.
+fn serve(mut pager: Pager) {
+    println!("attached: {}", serde_json::to_string(&*pager.status().lock()).unwrap());
+    let stop = rustix::stdio::stdin();
+    pager.serve(stop).unwrap();
+    println!("detached: {}", serde_json::to_string(&pager.detach()).unwrap());
+}
