@@ -72,8 +72,8 @@ impl Helpers {
 pub struct AttachOptions {
     /// Where the records are.
     pub folder: PathBuf,
-    /// A socket of QEMU's machine protocol. Without one, the VMM makes the userfaultfd by itself, for
-    /// which it needs the right.
+    /// A socket of QEMU's machine protocol. Without one, the VMM makes the userfaultfd by itself,
+    /// for which it needs the right.
     pub qmp: Option<PathBuf>,
     /// The helpers.
     pub helpers: Helpers,
@@ -127,8 +127,11 @@ pub fn attach(
     let known = record.as_ref().and_then(|record| record::ours(record, &now));
     status.is_adopted = known.is_some();
     if let (None, true) = (known, options.must_adopt) {
-        return Err(Failure::new(format!("no pager has left anything in process {}", vmm.process()))
-            .advise(format!("attach to it: fathom pager attach {}", vmm.process())));
+        return Err(Failure::new(format!(
+            "no pager has left anything in process {}",
+            vmm.process()
+        ))
+        .advise(format!("attach to it: fathom pager attach {}", vmm.process())));
     }
     if known.is_none() {
         let fresh = PagerRecord {
@@ -243,8 +246,11 @@ fn inject(vmm: &Vmm, options: &AttachOptions, device: &OwnedFd) -> Result<u64, F
     let done = (|| {
         let found = vmm.devices(device.as_fd()).map_err(|error| Refusal::of_access(vmm, &error))?;
         let number = found.last().copied().ok_or_else(|| {
-            Failure::new(format!("the machine protocol at {} is of another process", path.display()))
-                .advise("give the socket of this VMM (--qmp)")
+            Failure::new(format!(
+                "the machine protocol at {} is of another process",
+                path.display()
+            ))
+            .advise("give the socket of this VMM (--qmp)")
         })?;
         let arguments = [number as u64, userfault::NEW, flags];
         run_injector(vmm, options, SystemCall { number: libc::SYS_ioctl as u64, arguments })

@@ -54,8 +54,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Opens the socket. `stop` of the result is readable when the pager has to detach: by a request,
-    /// or when something is written to the second part of the result.
+    /// Opens the socket. `stop` of the result is readable when the pager has to detach: by a
+    /// request, or when something is written to the second part of the result.
     ///
     /// # Errors
     /// Those of the socket.

@@ -31,11 +31,13 @@ pub struct PagerStatus {
     pub pager: u32,
     /// Its guard's process; 0 if there is none.
     pub guard: u32,
-    /// `attached`, `detached`, `orphaned` (attached, and the pager is dead) or `ended` (the VMM has).
+    /// `attached`, `detached`, `orphaned` (attached, and the pager is dead) or `ended` (the VMM
+    /// has).
     pub state: String,
     /// Whether the descriptor was there already: nothing was injected.
     pub is_adopted: bool,
-    /// For how long the VMM's main thread stood still for the injection, in nanoseconds; 0 without one.
+    /// For how long the VMM's main thread stood still for the injection, in nanoseconds; 0 without
+    /// one.
     pub pause_ns: u64,
     /// The guest's memory, in bytes.
     pub memory_bytes: u64,

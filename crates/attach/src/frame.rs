@@ -211,10 +211,33 @@ mod tests {
 
     fn registers() -> Registers {
         Registers {
-            r15: 15, r14: 14, r13: 13, r12: 12, rbp: 5, rbx: 3, r11: 11, r10: 10, r9: 9, r8: 8,
-            rax: (-514_i64) as u64, rcx: 2, rdx: 4, rsi: 6, rdi: 7, orig_rax: 271, rip: 0x1002,
-            cs: 0x33, eflags: 0x646, rsp: 0x7fff_0123, ss: 0x2b, fs_base: 0, gs_base: 0, ds: 0,
-            es: 0, fs: 0, gs: 0,
+            r15: 15,
+            r14: 14,
+            r13: 13,
+            r12: 12,
+            rbp: 5,
+            rbx: 3,
+            r11: 11,
+            r10: 10,
+            r9: 9,
+            r8: 8,
+            rax: (-514_i64) as u64,
+            rcx: 2,
+            rdx: 4,
+            rsi: 6,
+            rdi: 7,
+            orig_rax: 271,
+            rip: 0x1002,
+            cs: 0x33,
+            eflags: 0x646,
+            rsp: 0x7fff_0123,
+            ss: 0x2b,
+            fs_base: 0,
+            gs_base: 0,
+            ds: 0,
+            es: 0,
+            fs: 0,
+            gs: 0,
         }
     }
 

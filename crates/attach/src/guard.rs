@@ -118,8 +118,8 @@ impl AsFd for Guard {
     }
 }
 
-/// The life of a guard, in a process that does nothing else. Its standard input is the connection to
-/// its pager.
+/// The life of a guard, in a process that does nothing else. Its standard input is the connection
+/// to its pager.
 ///
 /// # Errors
 /// When it is not started by a pager.
@@ -127,7 +127,7 @@ pub fn guard() -> io::Result<()> {
     trace::block_signals()?;
     // A signal to the pager's group or session is not meant for it.
     let _ = rustix::process::setsid();
-    let mut link = UnixStream::from(rustix::stdio::stdin().try_clone_to_owned()?);
+    let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (memory, faults, _lock) = receive(&link)?;
     link.write_all(&[READY])?;
     let mut word = [0];
@@ -160,8 +160,8 @@ fn receive(link: &UnixStream) -> io::Result<(Vec<MappedMemory>, UserFault, Owned
     }
 }
 
-/// Leaves the faults of all memory to the kernel, and lets waiting threads go on. A part that is not
-/// mapped any more has none.
+/// Leaves the faults of all memory to the kernel, and lets waiting threads go on. A part that is
+/// not mapped any more has none.
 pub(crate) fn release(faults: &UserFault, memory: &[MappedMemory]) {
     for part in memory {
         let _ = faults.unregister(&part.range());

@@ -1,7 +1,7 @@
 //! The injector: a process of its own that has a thread of the VMM make one system call.
 //!
-//! It blocks all signals, is killed by the kernel after [`TRACE_TIME_MAX`] of a trace even if it is stopped, and may
-//! die at any step: see [`crate::frame`].
+//! It blocks all signals, is killed by the kernel after [`TRACE_TIME_MAX`] of a trace even if it is
+//! stopped, and may die at any step: see [`crate::frame`].
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,8 @@ pub const TRACE_TIME_MAX: Duration = Duration::from_millis(500);
 const ATTEMPTS_MAX: u32 = 50;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The most stops of the thread until it has made the call, such as for signals that come meanwhile.
+/// The most stops of the thread until it has made the call, such as for signals that come
+/// meanwhile.
 const STOPS_MAX: u32 = 64;
 /// The most bytes of code of one mapping that are searched.
 const CODE_BYTES_MAX: u64 = 64 << 20;

@@ -1,6 +1,7 @@
 //! Attaches to a virtual machine that runs, and serves the faults of its memory.
 //!
-//! Read [`attach()`] first, then [`Pager`]. The crate must not know disks, and not what is in memory.
+//! Read [`attach()`] first, then [`Pager`]. The crate must not know disks, and not what is in
+//! memory.
 //!
 //! A stock QEMU that was started with shared memory is all that is needed. One system call is
 //! injected into it ([`inject()`]), by which it makes a userfaultfd of its own memory; the pager

@@ -124,8 +124,8 @@ impl Pager {
         status.guard = self.guard.as_ref().map_or(0, Guard::process);
     }
 
-    /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then does
-    /// nothing, for the next pager.
+    /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then
+    /// does nothing, for the next pager.
     pub fn detach(mut self) -> PagerStatus {
         guard::release(&self.faults, &self.memory);
         self.record.is_attached = false;

@@ -78,9 +78,8 @@ impl Monitor {
         if sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)? != text.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        let answer = self.until(|message| {
-            message.get("return").is_some() || message.get("error").is_some()
-        })?;
+        let answer = self
+            .until(|message| message.get("return").is_some() || message.get("error").is_some())?;
         match answer.get("error") {
             None => Ok(()),
             Some(error) => {

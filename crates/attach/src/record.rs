@@ -1,8 +1,8 @@
 //! What a pager leaves for the next one, and the lock that only one holds.
 //!
-//! `PID.lock` is locked by the pager and its guard together, and free when both have ended. `PID.json`
-//! says which descriptor of the VMM is the userfaultfd. It is written before the injection too: a
-//! pager that died in between has left a descriptor that was not there before.
+//! `PID.lock` is locked by the pager and its guard together, and free when both have ended.
+//! `PID.json` says which descriptor of the VMM is the userfaultfd. It is written before the
+//! injection too: a pager that died in between has left a descriptor that was not there before.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};

@@ -269,7 +269,8 @@ pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refu
         }
         let maps = match Vmm::mappings_of(process) {
             Ok(maps) => maps,
-            // The first process of a container may be beyond its root's reach. It only starts others.
+            // The first process of a container may be beyond its root's reach. It only starts
+            // others.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && process != 1 => {
                 return Err(Refusal::HoldersUnknown);
             }

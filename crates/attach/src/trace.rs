@@ -1,4 +1,5 @@
-//! The calls by which the injector stops a thread of another process, and what it protects itself with.
+//! The calls by which the injector stops a thread of another process, and what it protects itself
+//! with.
 //!
 //! `nix` has two thirds of them. The thread's floating point state and signal mask would still be
 //! calls of our own.
@@ -110,10 +111,8 @@ impl Tracee {
     /// The floating point and vector registers, as `XSAVE` writes them.
     pub(crate) fn extended_state(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0_u8; XSTATE_BYTES_MAX];
-        let mut vector = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast::<c_void>(),
-            iov_len: bytes.len(),
-        };
+        let mut vector =
+            libc::iovec { iov_base: bytes.as_mut_ptr().cast::<c_void>(), iov_len: bytes.len() };
         call(libc::PTRACE_GETREGSET, self.thread, X86_XSTATE, &raw mut vector as usize)?;
         bytes.truncate(vector.iov_len);
         Ok(bytes)
@@ -130,8 +129,8 @@ impl Tracee {
 /// A call of ptrace, of which the kernel reads or writes what `data` points to, if it is a pointer.
 /// Only the functions above call it, with the type that the request has.
 fn call(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the callers above pass values, or pointers to variables that live through the call and
-    // have the size that the request has. No memory of this process changes besides.
+    // SAFETY: the callers above pass values, or pointers to variables that live through the call
+    // and have the size that the request has. No memory of this process changes besides.
     match unsafe { libc::ptrace(request, thread, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -181,7 +180,8 @@ impl DeathTimer {
     /// # Errors
     /// Those of the system call.
     pub(crate) fn arm(&self, time: Duration) -> io::Result<()> {
-        // SAFETY: zeroes are a valid value of the structure; the timer lives as long as the process.
+        // SAFETY: zeroes are a valid value of the structure; the timer lives as long as the
+        // process.
         let failed = unsafe {
             let mut setting: libc::itimerspec = std::mem::zeroed();
             setting.it_value.tv_sec = time.as_secs() as libc::time_t;
@@ -192,11 +192,12 @@ impl DeathTimer {
     }
 }
 
-/// The end of the part `index` of what `XSAVE` writes, in bytes from its beginning; 0 if the processor
-/// does not have it.
+/// The end of the part `index` of what `XSAVE` writes, in bytes from its beginning; 0 if the
+/// processor does not have it.
 #[allow(unused_unsafe, reason = "newer compilers know that the instruction is safe")]
 pub(crate) fn extended_part_end(index: u32) -> u32 {
-    // SAFETY: each processor with 64 bits has the instruction; a part that it does not know is zeroes.
+    // SAFETY: each processor with 64 bits has the instruction; a part that it does not know is
+    // zeroes.
     let part = unsafe { std::arch::x86_64::__cpuid_count(0xd, index) };
     if part.eax == 0 { 0 } else { part.ebx + part.eax }
 }

@@ -8,7 +8,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 
 use rustix::fs::SeekFrom;
@@ -19,7 +20,7 @@ use crate::userfault::{MISSING_SHMEM, SIGBUS, UserFault};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
-/// How many missing pages are tried. Fewer than a pipe has room for.
+/// How many missing pages are tried. Fewer than a socket has room for.
 const TRIALS: u32 = 4;
 
 /// A mapping of a part of the guest's memory, for reading.
@@ -55,11 +56,11 @@ impl Tripwire {
         Ok(tripwire)
     }
 
-    /// Copies the page at `at` of the mapping into `pipe`, which has to have room for it.
+    /// Copies the page at `at` of the mapping into `socket`, which has to have room for it.
     ///
     /// # Errors
     /// `EFAULT` if the page is missing.
-    pub fn copy_page(&self, at: u64, pipe: &OwnedFd) -> io::Result<()> {
+    pub fn copy_page(&self, at: u64, socket: &UnixStream) -> io::Result<()> {
         if at % PAGE != 0 || at >= self.length as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -67,7 +68,7 @@ impl Tripwire {
         // error, and no reference to memory that the guest changes arises.
         let written = unsafe {
             libc::write(
-                std::os::fd::AsRawFd::as_raw_fd(pipe),
+                std::os::fd::AsRawFd::as_raw_fd(socket),
                 self.base.as_ptr().add(at as usize).cast(),
                 PAGE as usize,
             )
@@ -92,7 +93,7 @@ impl Tripwire {
     /// Whether a touch of a missing page is an error and leaves it missing. `None` if none is
     /// missing, so that it could not be tried.
     pub fn holds(&self) -> io::Result<Option<bool>> {
-        let (_read, write) = rustix::pipe::pipe()?;
+        let (_read, write) = UnixStream::pair()?;
         for _ in 0..TRIALS {
             let Some(hole) = self.first_hole()? else { return Ok(None) };
             match self.copy_page(hole, &write) {
@@ -117,6 +118,7 @@ impl Drop for Tripwire {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -132,8 +134,9 @@ mod tests {
         memory.set_len(16 * PAGE).unwrap();
         memory.write_all_at(&[7; 8192], 2 * PAGE).unwrap();
         let device = std::os::fd::AsFd::as_fd(&device);
-        let tripwire = Tripwire::map(device, memory.try_clone().unwrap(), 2 * PAGE, 8 * PAGE).unwrap();
-        let (read, write) = rustix::pipe::pipe().unwrap();
+        let tripwire =
+            Tripwire::map(device, memory.try_clone().unwrap(), 2 * PAGE, 8 * PAGE).unwrap();
+        let (mut read, write) = UnixStream::pair().unwrap();
         assert_eq!(tripwire.first_hole().unwrap(), Some(2 * PAGE));
         for _ in 0..3 {
             assert_eq!(tripwire.holds().unwrap(), Some(true));
@@ -141,7 +144,7 @@ mod tests {
         assert_eq!(tripwire.first_hole().unwrap(), Some(2 * PAGE), "the page has come into being");
         tripwire.copy_page(PAGE, &write).unwrap();
         let mut page = [0; 4096];
-        assert_eq!(rustix::io::read(&read, &mut page).unwrap(), 4096);
+        read.read_exact(&mut page).unwrap();
         assert_eq!(page, [7; 4096]);
         assert!(tripwire.copy_page(8 * PAGE, &write).is_err());
         memory.write_all_at(&[1; 14 * 4096], 2 * PAGE).unwrap();

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFDIO, UFFDIO_REGISTER_MODE_MISSING, uffdio_api,
-    uffdio_range, uffdio_register, uffdio_zeropage,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFDIO, UFFDIO_REGISTER_MODE_MISSING, uffdio_api, uffdio_range,
+    uffdio_register, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE,
@@ -43,8 +43,8 @@ pub struct UserFault {
 }
 
 impl UserFault {
-    /// A userfaultfd that was made elsewhere, and was perhaps in use already. Agrees on the interface
-    /// if nobody has.
+    /// A userfaultfd that was made elsewhere, and was perhaps in use already. Agrees on the
+    /// interface if nobody has.
     ///
     /// # Errors
     /// When `file` is something else, or its interface was agreed on without `features`.
@@ -109,12 +109,14 @@ impl UserFault {
     /// not missing, and lets threads go on that wait for them. Returns the bytes that it has put.
     ///
     /// # Errors
-    /// `EEXIST` if the first page is not missing; `ENOENT` if the range is not registered; `ESRCH` if
-    /// the process has ended.
+    /// `EEXIST` if the first page is not missing; `ENOENT` if the range is not registered; `ESRCH`
+    /// if the process has ended.
     pub(crate) fn zero(&self, range: &Range<u64>) -> io::Result<u64> {
         let mut request = uffdio_zeropage { range: raw(range), mode: 0, zeropage: 0 };
-        // SAFETY: the type is that of UFFDIO_ZEROPAGE. The kernel changes only pages that do not exist.
-        let done = unsafe { update::<{ UFFDIO_ZEROPAGE as Opcode }, _>(self.as_fd(), &mut request) };
+        // SAFETY: the type is that of UFFDIO_ZEROPAGE. The kernel changes only pages that do not
+        // exist.
+        let done =
+            unsafe { update::<{ UFFDIO_ZEROPAGE as Opcode }, _>(self.as_fd(), &mut request) };
         match (done, request.zeropage) {
             (_, bytes) if bytes > 0 => Ok(bytes as u64),
             (Err(error), _) => Err(error),

@@ -162,8 +162,8 @@ impl Vmm {
         Ok(parse(&self.text("smaps")?))
     }
 
-    /// The bytes of its memory whose missing pages are reported to a userfaultfd, by the kernel's own
-    /// account.
+    /// The bytes of its memory whose missing pages are reported to a userfaultfd, by the kernel's
+    /// own account.
     ///
     /// # Errors
     /// When it has ended, or without the right to trace it.
@@ -173,8 +173,8 @@ impl Vmm {
         Ok(registered.map(|map| map.range.end - map.range.start).sum())
     }
 
-    /// Opens the file of a mapping with these flags: by a descriptor that the process still has, or by
-    /// the mapping.
+    /// Opens the file of a mapping with these flags: by a descriptor that the process still has, or
+    /// by the mapping.
     pub(crate) fn open_file(&self, map: &ProcessMap, flags: OFlags) -> io::Result<File> {
         let Range { start, end } = map.range;
         let is_it = |found: fs::Metadata| {
@@ -269,10 +269,16 @@ mod tests {
 VmFlags: rd wr sh um hg \n7f80-7f90 r-xp 00000000 08:02 5   /usr/lib/libc.so.6\n7f90-7fa0 rw-p 0 00:00 0 \n";
         let found = parse(text);
         assert_eq!(found.len(), 3);
-        assert_eq!((&found[0].range, found[0].offset, found[0].inode), (&(0x7f00..0x7f80), 4096, 77));
+        assert_eq!(
+            (&found[0].range, found[0].offset, found[0].inode),
+            (&(0x7f00..0x7f80), 4096, 77)
+        );
         assert!(found[0].is_shared && found[0].is_writable && !found[0].is_executable);
         assert!(found[0].is_registered() && !found[1].is_registered());
-        assert_eq!((found[0].path.as_str(), found[0].huge_bytes), ("/memfd:a b (deleted)", 2 << 20));
+        assert_eq!(
+            (found[0].path.as_str(), found[0].huge_bytes),
+            ("/memfd:a b (deleted)", 2 << 20)
+        );
         assert!(found[1].is_executable && !found[1].is_shared);
         assert!(found[0].is_of_file(&found[0].clone()) && !found[0].is_of_file(&found[1]));
         assert!(!found[2].is_of_file(&found[2].clone()), "no file is nobody's");

@@ -1,6 +1,7 @@
 //! The tests with real guests. They are one program, so that there is only one to build, and the
 //! tests of all files share the limit on guests that run at the same time.
 
+mod attach;
 mod cache;
 mod crash;
 mod databases;

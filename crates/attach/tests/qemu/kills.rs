@@ -107,7 +107,9 @@ pub fn a_pager_killed_at_each_step() {
             machine.forget();
             PagerProcess::start(&machine, &[], "attach", &format!("pager:{step}")).died();
             machine.check();
-            until("release of the memory by the guard", || (machine.registered() == 0).then_some(()));
+            until("release of the memory by the guard", || {
+                (machine.registered() == 0).then_some(())
+            });
             // From the injection on, nothing has to be injected again.
             let mode = if step >= 2 { "adopt" } else { "attach" };
             let mut pager = PagerProcess::start(&machine, &[], mode, "");

@@ -111,7 +111,8 @@ pub fn a_vmm_that_is_traced() {
 pub fn a_user_without_the_right() {
     let other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
     let mut machine = Machine::with(&other, "memory-backend-memfd,id=m,size=64M,share=on", &[]);
-    let refused_by = |before: &[&str]| PagerProcess::start(&machine, before, "attach", "").refused();
+    let refused_by =
+        |before: &[&str]| PagerProcess::start(&machine, before, "attach", "").refused();
     let refused = refused_by(&["setpriv", "--bounding-set", "-sys_ptrace", "--"]);
     assert!(refused.contains("no right to trace it"), "{refused}");
     let without = "mount -t tmpfs none /dev && exec \"$@\"";

@@ -1,5 +1,6 @@
 //! What this program is when another test starts it.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,7 +73,6 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
 /// Serves until the standard input ends.
 fn serve(mut pager: Pager) {
     println!("attached: {}", serde_json::to_string(&*pager.status().lock()).unwrap());
-    let stop = rustix::stdio::stdin();
-    pager.serve(stop).unwrap();
+    pager.serve(std::io::stdin().as_fd()).unwrap();
     println!("detached: {}", serde_json::to_string(&pager.detach()).unwrap());
 }

@@ -167,8 +167,7 @@ pub fn detach(command: &DetachCommand) -> CommandResult {
 /// Carries out `fathom pager list`.
 pub fn list(command: &ListCommand) -> CommandResult {
     let folder = &command.folder.folder;
-    let found = fathom_attach::list(folder)
-        .map_err(|error| Failure::io("read", folder, &error))?;
+    let found = fathom_attach::list(folder).map_err(|error| Failure::io("read", folder, &error))?;
     if command.format.json {
         return output::json(&found);
     }

@@ -4,10 +4,10 @@ use fathom_control::{Bytes, PageEstimate, PagerDisk, PagerGuest, PagerReport};
 
 use crate::connection::ControlOptions;
 use crate::failure::CommandResult;
+use crate::output;
 use crate::output::style::Style;
 use crate::output::table::{Table, TableColumn};
 use crate::output::text::clean;
-use crate::output;
 
 /// Shows it of one guest or all.
 pub fn run(control: &ControlOptions, guest: Option<&str>, json: bool) -> CommandResult {
