@@ -18,7 +18,7 @@ use crate::output::{self, Format};
 
 /// The name of the hidden command for the helpers.
 const HELPER: &str = "pager-helper";
-/// The most processes that are searched for a machine's name.
+/// The longest command line in which a machine's name is searched, in bytes.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
 
 /// Which machine, and where pagers keep their records.
@@ -41,15 +41,16 @@ struct Folder {
 /// Options of `fathom pager attach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command is the pager: it serves the machine's faults until it is asked to detach, or gets SIGTERM or
-SIGINT. If it is killed, its guard, a second process, leaves the faults to the kernel, and the machine goes
-on. Nothing leaves the guest's memory: there is no limit yet.
+The command is the pager: it serves the machine's faults until it is asked to detach, or gets
+SIGTERM or SIGINT. If it is killed, its guard, a second process, leaves the faults to the kernel,
+and the machine goes on. Nothing leaves the guest's memory: there is no limit yet.
 
 Examples:
   fathom pager attach web --qmp /run/web.qmp
-  fathom pager attach 4711 --json        without --qmp, QEMU itself needs the right to use userfaultfd
+  fathom pager attach 4711 --json        without --qmp, QEMU itself needs the right
 
-Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid command line.")]
+Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid
+command line.")]
 pub struct AttachCommand {
     #[command(flatten)]
     target: Target,
@@ -63,14 +64,16 @@ pub struct AttachCommand {
 /// Options of `fathom pager adopt`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-As `fathom pager attach`, but nothing is injected: the machine has the descriptor of an earlier pager.
+As `fathom pager attach`, but nothing is injected: the machine has the descriptor of an earlier
+pager.
 `fathom pager attach` does the same if there is one.
 
 Examples:
   fathom pager adopt web
   fathom pager adopt 4711 --json
 
-Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid command line.")]
+Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid
+command line.")]
 pub struct AdoptCommand {
     #[command(flatten)]
     target: Target,
@@ -98,8 +101,9 @@ pub struct DetachCommand {
 /// Options of `fathom pager list`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-STATE is `attached`, `detached`, `orphaned` (attached, and the pager is dead: adopt it) or `ended` (the
-machine has). REGISTERED is the memory whose faults the kernel reports to the pager, by its own account.
+STATE is `attached`, `detached`, `orphaned` (attached, and the pager is dead: adopt it) or `ended`
+(the machine has). REGISTERED is the memory whose faults the kernel reports to the pager, by its
+own account.
 
 Examples:
   fathom pager list
