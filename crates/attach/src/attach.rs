@@ -154,7 +154,7 @@ pub fn attach(
     let guard = Guard::start(options.helpers.guard(), &faults, place.lock.as_fd(), &memory)?;
     status.guard = guard.process();
     step(AttachStep::Guarded);
-    let begun = begin(&vmm, &faults, device, &maps, step);
+    let begun = begin(&vmm, &faults, &device, &maps, step);
     let tripwires = match begun {
         Ok(tripwires) => tripwires,
         Err(failure) => {
@@ -326,7 +326,7 @@ fn fetch(vmm: &Vmm, record: &mut PagerRecord) -> Result<UserFault, Failure> {
 fn begin(
     vmm: &Vmm,
     faults: &UserFault,
-    device: OwnedFd,
+    device: &OwnedFd,
     maps: &[ProcessMap],
     step: &mut dyn FnMut(AttachStep),
 ) -> Result<(Vec<Tripwire>, bool), Failure> {

@@ -188,15 +188,13 @@ fn state(folder: &Path, record: &PagerRecord) -> PagerStatus {
         "ended".clone_into(&mut status.state);
         return status;
     }
-    match ask(folder, process, Request::Status) {
-        Ok(status) => status,
-        Err(_) => {
-            let state = if record.is_attached { "orphaned" } else { "detached" };
-            state.clone_into(&mut status.state);
-            status.registered_bytes = registered_bytes(process);
-            status
-        }
+    if let Ok(status) = ask(folder, process, Request::Status) {
+        return status;
     }
+    let state = if record.is_attached { "orphaned" } else { "detached" };
+    state.clone_into(&mut status.state);
+    status.registered_bytes = registered_bytes(process);
+    status
 }
 
 #[cfg(test)]

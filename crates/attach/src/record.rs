@@ -106,14 +106,12 @@ impl RecordPlace {
 /// Which of the userfaultfds that the VMM has now is ours. `None` if it was not made, or more than
 /// one could be it.
 pub(crate) fn ours(record: &PagerRecord, now: &[i32]) -> Option<i32> {
-    match record.descriptor {
-        Some(known) => now.contains(&known).then_some(known),
-        None => {
-            let mut new = now.iter().filter(|number| !record.earlier.contains(number));
-            let first = new.next().copied();
-            if new.next().is_some() { None } else { first }
-        }
+    if let Some(known) = record.descriptor {
+        return now.contains(&known).then_some(known);
     }
+    let mut new = now.iter().filter(|number| !record.earlier.contains(number));
+    let first = new.next().copied();
+    if new.next().is_some() { None } else { first }
 }
 
 #[cfg(test)]

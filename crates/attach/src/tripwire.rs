@@ -50,10 +50,11 @@ impl Tripwire {
             rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, &file, offset)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let start = base.as_ptr() as u64;
+        // If it fails, dropping the value unmaps.
+        let registered = faults.register(&(start..start + length as u64));
         let tripwire = Self { base, length, offset, file, _faults: faults };
-        let start = tripwire.base.as_ptr() as u64;
-        tripwire._faults.register(&(start..start + length as u64))?;
-        Ok(tripwire)
+        registered.map(|()| tripwire)
     }
 
     /// Copies the page at `at` of the mapping into `socket`, which has to have room for it.
@@ -147,7 +148,7 @@ mod tests {
         read.read_exact(&mut page).unwrap();
         assert_eq!(page, [7; 4096]);
         assert!(tripwire.copy_page(8 * PAGE, &write).is_err());
-        memory.write_all_at(&[1; 14 * 4096], 2 * PAGE).unwrap();
+        memory.write_all_at(&vec![1; 14 * 4096], 2 * PAGE).unwrap();
         assert_eq!(tripwire.holds().unwrap(), None, "there is nothing left to try");
     }
 }
