@@ -30,7 +30,7 @@ use crate::memory::{self, MappedMemory};
 use crate::pager::Pager;
 use crate::qmp::Monitor;
 use crate::record::{self, PagerRecord, RecordPlace};
-use crate::refusal::{self, Refusal};
+use crate::refusal::{self, AttachRefusal};
 use crate::tripwire::Tripwire;
 use crate::userfault::{self, MISSING_SHMEM, UserFault};
 use crate::vmm::{ProcessMap, Vmm};
@@ -104,7 +104,7 @@ pub enum AttachStep {
 /// step. Nothing is registered if it fails.
 ///
 /// # Errors
-/// A [`Refusal`], with its remedy, and what else may fail, such as the injector.
+/// A [`AttachRefusal`], with its remedy, and what else may fail, such as the injector.
 pub fn attach(
     vmm: Vmm,
     options: &AttachOptions,
@@ -192,7 +192,7 @@ pub fn detach_orphan(vmm: &Vmm, folder: &Path) -> Result<PagerStatus, Failure> {
         return Err(none());
     }
     let faults = fetch(vmm, &mut record)?;
-    let maps = vmm.detailed_mappings().map_err(|error| Refusal::of_access(vmm, &error))?;
+    let maps = vmm.detailed_mappings().map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     let maps: Vec<ProcessMap> = maps.into_iter().filter(ProcessMap::is_registered).collect();
     let memory = memory::described(&maps);
     guard::release(&faults, &memory);
@@ -219,13 +219,13 @@ fn examine(vmm: &Vmm) -> Result<Vec<ProcessMap>, Failure> {
 
 fn open_device() -> Result<OwnedFd, Failure> {
     userfault::open_device().map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => Refusal::UserFaultForbidden.into(),
-        _ => Refusal::NoUserFault.into(),
+        io::ErrorKind::PermissionDenied => AttachRefusal::UserFaultForbidden.into(),
+        _ => AttachRefusal::NoUserFault.into(),
     })
 }
 
 fn userfaults(vmm: &Vmm) -> Result<Vec<i32>, Failure> {
-    Ok(vmm.userfaults().map_err(|error| Refusal::of_access(vmm, &error))?)
+    Ok(vmm.userfaults().map_err(|error| AttachRefusal::of_access(vmm, &error))?)
 }
 
 fn cannot(what: &str, error: &io::Error) -> Failure {
@@ -244,7 +244,8 @@ fn inject(vmm: &Vmm, options: &AttachOptions, device: &OwnedFd) -> Result<u64, F
         .hand_over(device.as_fd())
         .map_err(|error| cannot("hand /dev/userfaultfd to QEMU", &error))?;
     let done = (|| {
-        let found = vmm.devices(device.as_fd()).map_err(|error| Refusal::of_access(vmm, &error))?;
+        let found =
+            vmm.devices(device.as_fd()).map_err(|error| AttachRefusal::of_access(vmm, &error))?;
         let number = found.last().copied().ok_or_else(|| {
             Failure::new(format!(
                 "the machine protocol at {} is of another process",
@@ -275,7 +276,7 @@ fn run_injector(vmm: &Vmm, options: &AttachOptions, call: SystemCall) -> Result<
             ..InjectReport::default()
         });
         if report.is_forbidden {
-            return Err(Failure::from(Refusal::Forbidden));
+            return Err(Failure::from(AttachRefusal::Forbidden));
         }
         match report.result {
             Some(0..) => return Ok(report.pause_ns),
@@ -315,7 +316,7 @@ fn appears(vmm: &Vmm, earlier: usize) -> Result<bool, Failure> {
 fn fetch(vmm: &Vmm, record: &mut PagerRecord) -> Result<UserFault, Failure> {
     let number = record::ours(record, &userfaults(vmm)?)
         .ok_or_else(|| Failure::new("the VMM's userfaultfd was not found among its descriptors"))?;
-    let file = vmm.fetch(number).map_err(|error| Refusal::of_access(vmm, &error))?;
+    let file = vmm.fetch(number).map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     let faults = UserFault::adopt(file, MISSING_SHMEM)
         .map_err(|error| cannot("use the VMM's userfaultfd", &error))?;
     record.descriptor = Some(number);
@@ -332,8 +333,8 @@ fn begin(
 ) -> Result<(Vec<Tripwire>, bool), Failure> {
     for map in maps {
         faults.register(&map.range).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::BUSY) => Failure::from(Refusal::Registered),
-            Some(Errno::SRCH) => Failure::from(Refusal::Ended),
+            Some(Errno::BUSY) => Failure::from(AttachRefusal::Registered),
+            Some(Errno::SRCH) => Failure::from(AttachRefusal::Ended),
             _ => cannot("register the guest's memory", &error),
         })?;
         // Threads whose fault an earlier pager has read, and not served, try again.

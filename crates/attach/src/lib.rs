@@ -1,7 +1,6 @@
 //! Attaches to a virtual machine that runs, and serves the faults of its memory.
 //!
-//! Read [`attach()`] first, then [`Pager`]. The crate must not know disks, and not what is in
-//! memory.
+//! Read [`Pager`] first. The crate must not know disks, and not what is in memory.
 //!
 //! A stock QEMU that was started with shared memory is all that is needed. One system call is
 //! injected into it ([`inject()`]), by which it makes a userfaultfd of its own memory; the pager
@@ -45,5 +44,5 @@ pub use inject::{InjectReport, InjectStep, TRACE_TIME_MAX, inject};
 pub use memory::MappedMemory;
 pub use pager::{Pager, RUN_PAGES, ServeEnd};
 pub use record::{FOLDER, PagerRecord};
-pub use refusal::Refusal;
+pub use refusal::AttachRefusal;
 pub use vmm::Vmm;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::Refusal;
+use crate::refusal::AttachRefusal;
 use crate::vmm::{ProcessMap, Vmm};
 
 /// Shared mappings of files in memory that are smaller are no guest's memory: they are rings and
@@ -44,8 +44,8 @@ impl MappedMemory {
 ///
 /// # Errors
 /// When there are none that could be served.
-pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, Refusal> {
-    let maps = vmm.detailed_mappings().map_err(|error| Refusal::of_access(vmm, &error))?;
+pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, AttachRefusal> {
+    let maps = vmm.detailed_mappings().map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     let is_large = |map: &ProcessMap| map.range.end - map.range.start >= MEMORY_BYTES_MIN;
     let mut memory = Vec::new();
     let mut of_disk = None;
@@ -58,14 +58,14 @@ pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, Refusal> {
         let Ok(found) = rustix::fs::fstatfs(&file) else { continue };
         match found.f_type as u64 {
             TMPFS => memory.push(map),
-            HUGETLBFS => return Err(Refusal::HugePages(map.path)),
+            HUGETLBFS => return Err(AttachRefusal::HugePages(map.path)),
             _ => of_disk = of_disk.or(Some(map.path)),
         }
     }
     match (memory.is_empty(), of_disk) {
         (false, _) => Ok(memory),
-        (true, Some(path)) => Err(Refusal::NotInMemory(path)),
-        (true, None) => Err(Refusal::NotShared),
+        (true, Some(path)) => Err(AttachRefusal::NotInMemory(path)),
+        (true, None) => Err(AttachRefusal::NotShared),
     }
 }
 

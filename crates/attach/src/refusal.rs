@@ -34,7 +34,7 @@ const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Why a VMM is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AttachRefusal {
     /// It maps no file that it shares.
     NotShared,
     /// Its shared file, named here, is on a disk.
@@ -67,7 +67,7 @@ pub enum Refusal {
     Ended,
 }
 
-impl Refusal {
+impl AttachRefusal {
     /// What an error of `/proc` means.
     pub(crate) fn of_access(_: &Vmm, error: &io::Error) -> Self {
         match error.kind() {
@@ -77,7 +77,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for AttachRefusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotShared => out.write_str("its guest's memory is not shared"),
@@ -114,9 +114,9 @@ fn clean(name: &str) -> String {
     fathom_failure::text::foreign(name)
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for AttachRefusal {}
 
-impl Failing for Refusal {
+impl Failing for AttachRefusal {
     fn remedy(&self) -> String {
         match self {
             Self::NotShared | Self::NotInMemory(_) => {
@@ -156,24 +156,24 @@ impl Failing for Refusal {
 }
 
 /// Whether the VMM itself can be traced.
-pub(crate) fn check_process(vmm: &Vmm) -> Result<(), Refusal> {
-    let status = |name| vmm.status(name).map_err(|error| Refusal::of_access(vmm, &error));
+pub(crate) fn check_process(vmm: &Vmm) -> Result<(), AttachRefusal> {
+    let status = |name| vmm.status(name).map_err(|error| AttachRefusal::of_access(vmm, &error));
     match status("TracerPid")?.parse() {
         Ok(0) | Err(_) => {}
-        Ok(by) => return Err(Refusal::Traced(by)),
+        Ok(by) => return Err(AttachRefusal::Traced(by)),
     }
     if status("x86_Thread_features")?.split_whitespace().any(|feature| feature == "shstk") {
-        return Err(Refusal::ShadowStack);
+        return Err(AttachRefusal::ShadowStack);
     }
     let locked = locked_bytes(&status("VmLck")?);
     if locked > 0 {
-        return Err(Refusal::Locked(locked));
+        return Err(AttachRefusal::Locked(locked));
     }
-    let files = vmm.files().map_err(|error| Refusal::of_access(vmm, &error))?;
-    let command = vmm.text("cmdline").map_err(|error| Refusal::of_access(vmm, &error))?;
+    let files = vmm.files().map_err(|error| AttachRefusal::of_access(vmm, &error))?;
+    let command = vmm.text("cmdline").map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     check_files(&files)?;
     if CONFIDENTIAL_OPTIONS.iter().any(|option| command.contains(option)) {
-        return Err(Refusal::Confidential);
+        return Err(AttachRefusal::Confidential);
     }
     Ok(())
 }
@@ -183,20 +183,20 @@ fn locked_bytes(line: &str) -> u64 {
     kib.unwrap_or(0_u64).saturating_mul(1024)
 }
 
-fn check_files(files: &[ProcessFile]) -> Result<(), Refusal> {
+fn check_files(files: &[ProcessFile]) -> Result<(), AttachRefusal> {
     for file in files {
         if let Some((_, kind)) = PINNING.iter().find(|(link, _)| file.link.starts_with(link)) {
-            return Err(Refusal::Pinned(kind));
+            return Err(AttachRefusal::Pinned(kind));
         }
         if CONFIDENTIAL.iter().any(|link| file.link.starts_with(link)) {
-            return Err(Refusal::Confidential);
+            return Err(AttachRefusal::Confidential);
         }
     }
     Ok(())
 }
 
 /// Whether the guest's memory consists of single pages, and stays so.
-pub(crate) fn check_pages(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refusal> {
+pub(crate) fn check_pages(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), AttachRefusal> {
     let settings = HugePageSettings::read(Path::new(HUGE_PAGE_SETTINGS));
     let mounts = vmm.text("mountinfo").unwrap_or_default();
     for map in memory {
@@ -205,7 +205,7 @@ pub(crate) fn check_pages(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refusa
             || settings.may_be_huge(is_advised)
             || is_mounted_with_huge_pages(&mounts, &map.device, is_advised);
         if is_refused {
-            return Err(Refusal::HugePages(map.path.clone()));
+            return Err(AttachRefusal::HugePages(map.path.clone()));
         }
     }
     Ok(())
@@ -259,8 +259,8 @@ fn is_mounted_with_huge_pages(mounts: &str, device: &str, is_advised: bool) -> b
 
 /// Whether nobody but the VMM, this process and the daemon maps the guest's memory. It holds for
 /// this instant only.
-pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refusal> {
-    let entries = fs::read_dir("/proc").map_err(|_| Refusal::HoldersUnknown)?;
+pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), AttachRefusal> {
+    let entries = fs::read_dir("/proc").map_err(|_| AttachRefusal::HoldersUnknown)?;
     for entry in entries.flatten() {
         let process = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         let Some(process) = process else { continue };
@@ -272,7 +272,7 @@ pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refu
             // The first process of a container may be beyond its root's reach. It only starts
             // others.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && process != 1 => {
-                return Err(Refusal::HoldersUnknown);
+                return Err(AttachRefusal::HoldersUnknown);
             }
             // It has ended.
             Err(_) => continue,
@@ -280,7 +280,7 @@ pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Refu
         let has = |map: &ProcessMap| memory.iter().any(|own| own.is_of_file(map));
         if maps.iter().any(has) && !is_daemon(process) {
             let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-            return Err(Refusal::Holder(process, name.trim().to_owned()));
+            return Err(AttachRefusal::Holder(process, name.trim().to_owned()));
         }
     }
     Ok(())
@@ -316,10 +316,13 @@ mod tests {
             ("/dev/udmabuf", "udmabuf"),
             ("/dev/infiniband/uverbs0", "RDMA"),
         ] {
-            assert_eq!(check_files(&[file("/dev/kvm"), file(link)]), Err(Refusal::Pinned(kind)));
+            assert_eq!(
+                check_files(&[file("/dev/kvm"), file(link)]),
+                Err(AttachRefusal::Pinned(kind))
+            );
         }
         for link in ["/dev/sev", "anon_inode:[kvm-gmem]"] {
-            assert_eq!(check_files(&[file(link)]), Err(Refusal::Confidential), "{link}");
+            assert_eq!(check_files(&[file(link)]), Err(AttachRefusal::Confidential), "{link}");
         }
         let usual = ["/dev/kvm", "/dev/vhost-net", "anon_inode:kvm-vm", "/memfd:memory (deleted)"];
         assert_eq!(check_files(&usual.map(file)), Ok(()));
@@ -370,20 +373,20 @@ mod tests {
     #[test]
     fn each_refusal_says_what_to_do() {
         let all = [
-            Refusal::NotShared,
-            Refusal::NotInMemory("/x".into()),
-            Refusal::HugePages("/x".into()),
-            Refusal::Pinned("VFIO"),
-            Refusal::Holder(1, "x\n".into()),
-            Refusal::HoldersUnknown,
-            Refusal::Locked(1),
-            Refusal::Confidential,
-            Refusal::NoUserFault,
-            Refusal::UserFaultForbidden,
-            Refusal::Traced(1),
-            Refusal::Forbidden,
-            Refusal::ShadowStack,
-            Refusal::Registered,
+            AttachRefusal::NotShared,
+            AttachRefusal::NotInMemory("/x".into()),
+            AttachRefusal::HugePages("/x".into()),
+            AttachRefusal::Pinned("VFIO"),
+            AttachRefusal::Holder(1, "x\n".into()),
+            AttachRefusal::HoldersUnknown,
+            AttachRefusal::Locked(1),
+            AttachRefusal::Confidential,
+            AttachRefusal::NoUserFault,
+            AttachRefusal::UserFaultForbidden,
+            AttachRefusal::Traced(1),
+            AttachRefusal::Forbidden,
+            AttachRefusal::ShadowStack,
+            AttachRefusal::Registered,
         ];
         for refusal in all {
             assert!(!refusal.remedy().is_empty(), "{refusal}");

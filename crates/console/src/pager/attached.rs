@@ -308,7 +308,8 @@ fn is_named(command: &[u8], name: &str) -> bool {
         if word != b"-name" && word != b"--name" {
             continue;
         }
-        let value = String::from_utf8_lossy(words.next().unwrap_or_default()).into_owned();
+        let Some(value) = words.next() else { return false };
+        let value = String::from_utf8_lossy(value).into_owned();
         let mut parts = value.split(',');
         let first = parts.next().unwrap_or_default();
         let first = first.strip_prefix("guest=").unwrap_or(first);
