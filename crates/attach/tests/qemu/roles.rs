@@ -12,7 +12,7 @@ pub const DIE_AT: &str = "FATHOM_TEST_DIE_AT";
 /// The helpers: this program.
 pub fn helpers() -> Helpers {
     Helpers {
-        program: std::env::current_exe().unwrap(),
+        program: PathBuf::from("/proc/self/exe"),
         injector: vec!["role-injector".into()],
         guard: vec!["role-guard".into()],
     }

@@ -214,8 +214,8 @@ fn table(found: &[PagerStatus]) -> Table {
 /// Is a pager: attaches, serves, detaches.
 fn work(target: &Target, qmp: Option<PathBuf>, must_adopt: bool, json: bool) -> CommandResult {
     let folder = &target.folder.folder;
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
+    // This program, even if its file has been replaced since.
+    let program = PathBuf::from("/proc/self/exe");
     let helper = |name: &str| vec![HELPER.into(), name.into()];
     let helpers = Helpers { program, injector: helper("inject"), guard: helper("guard") };
     let options = AttachOptions { folder: folder.clone(), qmp, helpers, must_adopt };
