@@ -142,7 +142,7 @@ pub fn a_guard_that_is_killed_is_replaced() {
         other.into_iter().find(|child| *child != guard)
     });
     assert_ne!(other, guard);
-    until("readiness of the other guard", || machine::has_userfault(other).then_some(()));
+    until("readiness of the other guard", || machine::is_guard(other).then_some(()));
     machine.check();
     // The new one does its duty.
     pager.kill();

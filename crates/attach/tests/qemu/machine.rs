@@ -232,7 +232,9 @@ fn userfaults(process: i32) -> usize {
     links.filter(|link| link.to_string_lossy().contains("[userfaultfd]")).count()
 }
 
-/// Whether a process has a userfaultfd.
-pub fn has_userfault(process: i32) -> bool {
-    userfaults(process) > 0
+/// Whether a process is a guard that has its userfaultfd. Before it runs its program, it has copies
+/// of its parent's descriptors.
+pub fn is_guard(process: i32) -> bool {
+    let command = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    command.contains("role-guard") && userfaults(process) > 0
 }
