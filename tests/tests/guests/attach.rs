@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fathom_tests::{
-    Assets, Daemon, Disk, Error, Guest, Result, Served, despite_emulation, patience, until,
+    Assets, Builder, Daemon, Disk, Error, Guest, Result, Served, despite_emulation, patience, until,
 };
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ impl Scene {
             .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
             .disk(Disk::snapshot_of(assets.tools()?));
         let arguments = ["-qmp", &socket].into_iter().chain(devices.iter().copied());
-        let guest = arguments.fold(builder, |builder, word| builder.argument(word)).start()?;
+        let guest = arguments.fold(builder, Builder::argument).start()?;
         Ok(Some(Self { guest, daemon }))
     }
 
