@@ -604,7 +604,8 @@ fn a_raw_image_shares_the_blocks_of_its_template() {
         return;
     }
     let checked = std::panic::catch_unwind(|| {
-        let random: Vec<u8> = (0..8 << 20).map(|at: u32| (at.wrapping_mul(at) >> 7) as u8).collect();
+        let random: Vec<u8> =
+            (0..8 << 20).map(|at: u32| (at.wrapping_mul(at) >> 7) as u8).collect();
         let template = point.join("t.img");
         fs::write(&template, &random).expect("it is written");
         fs::File::open(&template).and_then(|file| file.sync_all()).expect("it is durable");

@@ -175,13 +175,15 @@ pub struct TemplateOptions {
     /// An image whose content the new one has at once: its template, which stays as it is
     #[arg(long, value_name = "TEMPLATE")]
     from: Option<PathBuf>,
-    /// The template's format: raw, also of bytes that look like another one, or qcow2, vmdk, vhdx, vdi
+    /// The template's format: raw, also of bytes that look like another one, or qcow2, vmdk, vhdx,
+    /// vdi
     #[arg(long, value_name = "FORMAT", requires = "from")]
     from_format: Option<ImageFormat>,
     /// A folder, besides that of the template, in which its backing files may be
     #[arg(long, value_name = "PATH", requires = "from")]
     backing_folder: Vec<PathBuf>,
-    /// The format: raw shares the template's blocks, if the file system can; qcow2 refers to it [default: raw]
+    /// The format: raw shares the template's blocks, if the file system can; qcow2 refers to it
+    /// [default: raw]
     #[arg(long, value_name = "FORMAT", requires = "from", value_parser = raw_or_qcow2)]
     format: Option<ImageFormat>,
 }

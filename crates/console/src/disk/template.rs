@@ -1,6 +1,6 @@
 //! `fathom disk create --from`: an image that begins with the content of another one, its template,
-//! and is ready at once. A raw image shares the template's blocks where the file system can. A qcow2
-//! image refers to the template, and has what differs.
+//! and is ready at once. A raw image shares the template's blocks where the file system can. A
+//! qcow2 image refers to the template, and has what differs.
 use std::{
     fs::{self, File},
     os::unix::fs::PermissionsExt,
@@ -203,8 +203,8 @@ fn seen(file: &File, path: &Path, length: u64) -> CommandResult<ImageFormat> {
     }
 }
 
-/// The size of a template that is not raw, which guests see. The files beneath it are bounded before
-/// QEMU opens them.
+/// The size of a template that is not raw, which guests see. The files beneath it are bounded
+/// before QEMU opens them.
 fn size_of(path: &Path, format: ImageFormat, folders: &[PathBuf]) -> CommandResult<u64> {
     let chain_format = ChainFormat::of_name(format.name()).unwrap_or(ChainFormat::Qcow2);
     read_chain(path, chain_format, folders)?;

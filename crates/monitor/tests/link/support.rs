@@ -224,8 +224,8 @@ pub fn run_until(
     centre.run(collected, &mut keep_running).unwrap();
 }
 
-/// Runs the centre until `count` hosts run its fragments: the centre waits for no host whose clock it
-/// has not measured.
+/// Runs the centre until `count` hosts run its fragments: it waits for no host whose clock it has
+/// not measured.
 pub fn run_until_running(centre: &mut Centre, collected: &mut Collected, count: usize) {
     let watch = centre.watch();
     run_until(centre, collected, |_| {

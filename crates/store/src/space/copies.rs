@@ -4,7 +4,7 @@
 //! device does not damage both. Copies are written while there is place: a pool that is nearly full
 //! keeps no places for them, and a page then has one copy until it is written anew.
 
-use super::{SegmentState, Space};
+use super::Space;
 use crate::pages::TableEntry;
 use crate::reserve::{Chosen, left_of};
 
