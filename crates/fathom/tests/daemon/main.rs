@@ -1,5 +1,6 @@
 //! The daemon as a process: started, queried, changed, loaded and ended as operators do it.
 
+mod alerts;
 mod answers;
 mod attend;
 mod backup;
