@@ -42,6 +42,7 @@ mod nbd;
 mod nbd_calls;
 mod neighbours;
 mod offload;
+mod operating;
 mod overwrite;
 mod pager;
 mod parquet;

@@ -8,8 +8,8 @@ use super::pages::{Family, plain};
 
 pub const FILE: &str = "packaging/grafana/fathom.json";
 
-/// A panel: its title, the unit of its axis, and its expressions, each with its legend. `{hosts` and
-/// `{disks` begin a selector of what the page's variables select.
+/// A panel: its title, the unit of its axis, and its expressions, each with its legend. `{hosts`
+/// and `{disks` begin a selector of what the page's variables select.
 type Panel = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 const DISK: &str = "{{disk}}";
@@ -350,7 +350,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn row(&mut self, title: &str, panels: Vec<Value>) -> Value {
+    fn row(&mut self, title: &str, panels: &[Value]) -> Value {
         self.line += 8;
         self.column = 0;
         self.number += 1;
@@ -462,7 +462,7 @@ pub fn made(families: &BTreeMap<String, Family>, alerted: impl Fn(&str) -> bool)
     let mut panels = Vec::new();
     let mut shown = Vec::new();
     for (title, of_row) in ROWS {
-        panels.push(grid.row(title, Vec::new()));
+        panels.push(grid.row(title, &[]));
         for (title, unit, targets) in *of_row {
             shown.extend(targets.iter().flat_map(|(expression, _)| names(expression)));
             let help = shown.last().and_then(|name| families.get(name));
@@ -479,7 +479,7 @@ pub fn made(families: &BTreeMap<String, Family>, alerted: impl Fn(&str) -> bool)
         .filter(|(name, _)| !shown.contains(name) && !alerted(name))
         .map(|(name, family)| of_family(&mut grid, name, family))
         .collect();
-    panels.push(grid.row(REST, rest));
+    panels.push(grid.row(REST, &rest));
     json!({
         "uid": "fathom", "title": "Fathom", "tags": ["fathom", "storage"], "schemaVersion": 39,
         "version": 1, "editable": true, "graphTooltip": 1, "refresh": "30s", "timezone": "browser",

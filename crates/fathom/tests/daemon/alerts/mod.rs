@@ -1,12 +1,14 @@
-//! The alerts for Prometheus and the dashboard for Grafana, in `packaging/`. They are made from the tables of
-//! `docs/`, so that a metric or a kind of problem without its alert or panel fails here, and Prometheus' own
-//! program reads them. No Grafana is available: that its page looks right was not tried.
+//! The alerts for Prometheus and the dashboard for Grafana, in `packaging/`. They are made from the
+//! tables of `docs/`, so that a metric or a kind of problem without its alert or panel fails here,
+//! and Prometheus' own program reads them. No Grafana is available: that its page looks right was
+//! not tried.
 
 mod dashboard;
 mod pages;
 mod rules;
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -91,7 +93,7 @@ fn each_problem_has_its_alert_and_each_metric_its_panel() {
         assert!(!alert.summary.is_empty() && !alert.remedy.is_empty(), "{}", alert.name);
     }
     pages::hold(rules::FILE, &rules::file(&alerts));
-    pages::hold(dashboard::FILE, &format!("{:#}\n", made));
+    pages::hold(dashboard::FILE, &format!("{made:#}\n"));
     pages::hold_part("docs/metrics.md", "the alerts", |_| rules::table(&alerts));
 }
 
@@ -141,7 +143,7 @@ fn prometheus_reads_the_rules_and_each_expression() {
     let mut text = "groups:\n- name: panels\n  rules:\n".to_owned();
     for (index, expression) in expressions.iter().enumerate() {
         let expression = expression.replace("$__rate_interval", "5m").replace('\'', "''");
-        text.push_str(&format!("  - record: panel:{index}\n    expr: '{expression}'\n"));
+        writeln!(text, "  - record: panel:{index}\n    expr: '{expression}'").unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
     let panels = folder.path().join("panels.yml");

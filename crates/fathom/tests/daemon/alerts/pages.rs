@@ -1,4 +1,5 @@
-//! What the pages of `docs/` say of metrics and problems: the tables that alerts and dashboard are made from.
+//! What the pages of `docs/` say of metrics and problems: the tables that alerts and dashboard are
+//! made from.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,15 +57,13 @@ pub fn plain(text: &str) -> String {
     while let Some((before, after)) = rest.split_once('[') {
         made.push_str(before);
         let link = after.split_once("](").filter(|(label, _)| !label.contains(['[', ']']));
-        rest = match link.and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
-            Some((label, after)) => {
-                made.push_str(label);
-                after
-            }
-            None => {
-                made.push('[');
-                after
-            }
+        let link = link.and_then(|(label, target)| Some((label, target.split_once(')')?.1)));
+        rest = if let Some((label, after)) = link {
+            made.push_str(label);
+            after
+        } else {
+            made.push('[');
+            after
         };
     }
     made.push_str(rest);

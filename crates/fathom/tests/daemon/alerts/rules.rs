@@ -236,7 +236,12 @@ const ON_METRICS: &[[&str; 6]] = &[
 
 /// `writes-lost` as `WritesLost`.
 fn camel(kind: &str) -> String {
-    kind.split('-').map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect()
+    let mut made = String::new();
+    for word in kind.split('-') {
+        made.extend(word.chars().take(1).map(|first| first.to_ascii_uppercase()));
+        made.extend(word.chars().skip(1));
+    }
+    made
 }
 
 fn of_problem(kind: ProblemKind) -> Alert {
