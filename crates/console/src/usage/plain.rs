@@ -125,7 +125,7 @@ fn rate_columns() -> Vec<AccountColumn> {
             |entry, context| short_bytes(entry.counts.write.bytes as f64 / context.seconds),
         ),
         number(
-            TableColumn::number("FLUSH/S").importance(6),
+            TableColumn::number("FLUSH/S").importance(3),
             Some(UsageOrder::Flushes),
             |entry, context| short_number(entry.counts.flush.requests as f64 / context.seconds),
         ),
@@ -157,7 +157,7 @@ fn sum_columns(grouping: Grouping) -> Vec<AccountColumn> {
             |entry, _| short_bytes(entry.counts.write.bytes as f64),
         ),
         number(
-            TableColumn::number("FLUSHES").importance(6),
+            TableColumn::number("FLUSHES").importance(3),
             Some(UsageOrder::Flushes),
             |entry, _| short_number(entry.counts.flush.requests as f64),
         ),
