@@ -93,6 +93,37 @@ pub enum ProblemKind {
 }
 
 impl ProblemKind {
+    /// All kinds that this version knows.
+    pub const ALL: [Self; Self::Unknown as usize] = [
+        Self::WritesLost,
+        Self::LossNotRecorded,
+        Self::Deleted,
+        Self::CutShort,
+        Self::Full,
+        Self::WaitingForRoom,
+        Self::IoErrors,
+        Self::NotAnswering,
+        Self::LayerFailed,
+        Self::LogUnknown,
+        Self::Leaving,
+        Self::QueueFailed,
+        Self::QueueInvalid,
+        Self::VmmRefused,
+        Self::MemoryNotShared,
+        Self::NotServed,
+        Self::ListenerClosed,
+        Self::MonitorLink,
+        Self::FolderReplaced,
+        Self::EncryptionInProgress,
+        Self::SnapshotFailed,
+        Self::PoolDamaged,
+        Self::MoveFailed,
+        Self::GuestFrozen,
+        Self::InterceptionPaused,
+        Self::AuditLost,
+        Self::ThreadFailed,
+    ];
+
     /// The name in JSON and in metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -134,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_kind_has_the_same_name_in_json_and_metrics() {
-        for kind in [ProblemKind::WritesLost, ProblemKind::QueueInvalid, ProblemKind::VmmRefused] {
+        for (index, kind) in ProblemKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, index, "each kind is in the list once");
             let json = serde_json::to_string(&kind).unwrap();
             assert_eq!(json, format!("{:?}", kind.name()));
         }

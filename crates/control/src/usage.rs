@@ -63,7 +63,7 @@ pub struct DiskUsage {
     pub total: UsageCounts,
     /// The successful requests of unknown meaning.
     pub unknown: UsageCounts,
-    /// The numbers of requests that failed: reads, writes and others.
+    /// The numbers of requests that failed: reads, writes and others with flushes.
     pub errors: [u64; 3],
     /// The usage by cause, as far as it is known. The bytes of the rows, of `folded` and of
     /// `dropped_bytes` add up to the bytes of `total` less `unknown`.
@@ -158,7 +158,7 @@ impl UsageRow {
     }
 }
 
-/// The counts of reads, writes and other requests.
+/// The counts of reads, writes, flushes and other requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageCounts {
@@ -168,7 +168,10 @@ pub struct UsageCounts {
     /// Writes.
     #[serde(skip_serializing_if = "UsageCount::is_empty")]
     pub write: UsageCount,
-    /// Flushes, discards, writes of zeroes, and all other requests.
+    /// Flushes. That of an older daemon are in `other`.
+    #[serde(skip_serializing_if = "UsageCount::is_empty")]
+    pub flush: UsageCount,
+    /// Discards, writes of zeroes, and all other requests.
     #[serde(skip_serializing_if = "UsageCount::is_empty")]
     pub other: UsageCount,
 }
@@ -242,13 +245,14 @@ impl UsageCount {
 impl UsageCounts {
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        self.read.is_empty() && self.write.is_empty() && self.other.is_empty()
+        [&self.read, &self.write, &self.flush, &self.other].iter().all(|count| count.is_empty())
     }
 
     /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.read.merge(&other.read);
         self.write.merge(&other.write);
+        self.flush.merge(&other.flush);
         self.other.merge(&other.other);
     }
 
@@ -258,14 +262,16 @@ impl UsageCounts {
         Self {
             read: self.read.since(&before.read),
             write: self.write.since(&before.write),
+            flush: self.flush.since(&before.flush),
             other: self.other.since(&before.other),
         }
     }
 
-    /// The sum of reads, writes and others.
+    /// The sum of all of them.
     pub fn sum(&self) -> UsageCount {
         let mut sum = self.read.clone();
         sum.merge(&self.write);
+        sum.merge(&self.flush);
         sum.merge(&self.other);
         sum
     }

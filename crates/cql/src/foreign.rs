@@ -1,5 +1,10 @@
 //! Keywords and functions of other systems, with help on what to write instead.
 
+/// How to number rows without numbering them.
+const FIRST_ROWS: &str = "the last row of each disk is in `IOstream [partition by VDisk rows 1]`, \
+                          the greatest value of each is `max(x)` with `group by VDisk`, and the \
+                          first rows of an order are `order by … limit 10`";
+
 /// Finds the help for a word in a table, without regard to case.
 fn find(table: &[(&[&str], &'static str)], word: &str) -> Option<&'static str> {
     let is = |words: &[&str]| words.iter().any(|other| other.eq_ignore_ascii_case(word));
@@ -10,7 +15,8 @@ fn find(table: &[(&[&str], &'static str)], word: &str) -> Option<&'static str> {
 pub(crate) fn statement(word: &str) -> Option<&'static str> {
     find(
         &[
-            (&["with"], "give the query a name before its use: `create view NAME as select …;`"),
+            (&["subscribe", "tail"], "write only the query: --deltas prints each change of it"),
+            (&["show", "describe"], "docs/queries.md has the streams with their columns"),
             (
                 &["insert", "emit"],
                 "a query's results are its rows: write only the `select`; `create view NAME as \
@@ -74,10 +80,7 @@ pub(crate) fn window_function(word: &str) -> Option<&'static str> {
                 "the last rows of each disk are in `IOstream [partition by VDisk rows 2]`: join it \
                  with `IOstream [now]`",
             ),
-            (
-                &["row_number", "rank", "dense_rank", "ntile"],
-                "the first rows of an order are `order by … limit 10`",
-            ),
+            (&["row_number", "rank", "dense_rank", "ntile"], FIRST_ROWS),
         ],
         word,
     )
@@ -92,10 +95,7 @@ pub(crate) fn after_call(word: &str) -> Option<&'static str> {
                 "a window follows the stream's name: `from IOstream [rows 10]`, or \
                  `[partition by VDisk rows 10]` with `group by VDisk`",
             ),
-            (
-                &["filter"],
-                "count the rows that meet a condition with `sum(case when … then 1 else 0 end)`",
-            ),
+            (&["filter"], "write `count(*) filter (where …)`"),
             (&["within"], "the second argument of `percentile(x, 99)` is the percentile"),
         ],
         word,
@@ -114,8 +114,20 @@ pub(crate) fn continuation(word: &str) -> Option<&'static str> {
             ),
             (&["within"], "both sides of a join have windows: `IOstream [range 5 seconds] as a`"),
             (&["offset", "fetch"], "`limit 10` gives the first ten rows"),
-            (&["qualify"], "the first rows of an order are `order by … limit 10`"),
+            (&["qualify"], FIRST_ROWS),
         ],
+        word,
+    )
+}
+
+/// The help for a column that another system adds to the rows of a window.
+pub(crate) fn column(word: &str) -> Option<&'static str> {
+    find(
+        &[(
+            &["window_start", "window_end", "windowstart", "windowend", "rowtime"],
+            "the time of a row is its column `BlktapTS`: `min(BlktapTS)` and `max(BlktapTS)` \
+                 are the first and the last time in a window",
+        )],
         word,
     )
 }
@@ -135,11 +147,24 @@ pub(crate) fn function(word: &str) -> Option<&'static str> {
             (&["log", "log2", "log10"], "write `ln(x)`; `ln(x) / ln(10)` is `log10(x)`"),
             (&["trunc", "truncate", "int"], "write `floor(x)`, or `cast(x as integer)`"),
             (
-                &["now", "current_timestamp", "localtime", "sysdate", "unix_timestamp"],
+                &[
+                    "now",
+                    "current_timestamp",
+                    "localtime",
+                    "sysdate",
+                    "unix_timestamp",
+                    "mz_now",
+                    "proctime",
+                ],
                 "the time of a row is its column `BlktapTS`, in nanoseconds; `[now]` is the window \
                  of the current instant",
             ),
             (&["mean", "average"], "write `avg(x)`"),
+            (
+                &["latest_by_offset", "earliest_by_offset", "arg_max", "arg_min", "max_by"],
+                "the last row of each disk is in `IOstream [partition by VDisk rows 1]`",
+            ),
+            (&["countif", "count_if"], "write `count(*) filter (where …)`"),
             (&["std", "stdev", "stddev_pop", "stddev_samp"], "write `stddev(x)`"),
             (&["var_pop", "var_samp"], "write `variance(x)`"),
             (

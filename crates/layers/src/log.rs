@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Facts, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Outcome,
-    Request,
+    Capabilities, Facts, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Operation,
+    Outcome, Request,
 };
 use fathom_failure::Failure;
 use fathom_insight::{Names, ProcessRole};
@@ -109,8 +109,8 @@ struct Shared {
 /// ```
 ///
 /// If the meaning of a request is known, its line describes each part in order: the length, and
-/// [the facts in words](Facts::describe). The line of a completed read does so again if a process
-/// waits for its data.
+/// [the facts in words](Facts::describe). The line of a completed request does so again if a
+/// process waits for it, and that of a flush if it is given to a file.
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
     prefix: Arc<str>,
@@ -307,10 +307,12 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
     }
 }
 
-/// Whether a process waits for a request, which may not have been known when it came.
-fn has_waiter(request: &Request) -> bool {
+/// Whether more may be known about a request than when it came: a process waits for it, or it is a
+/// flush that is given to a file.
+fn is_explained_again(request: &Request) -> bool {
+    let is_given = request.operation == Operation::Flush && request.insight.facts.inode != 0;
     let mut parts = request.insight.parts(request.length);
-    parts.any(|part| part.facts.process_role == ProcessRole::Waiter)
+    is_given || parts.any(|part| part.facts.process_role == ProcessRole::Waiter)
 }
 
 impl Observer for LogQueue {
@@ -335,7 +337,7 @@ impl Observer for LogQueue {
                     Ok(()) => write!(line, " done {took_ns} ns"),
                     Err(error) => write!(line, " failed {took_ns} ns: {error}"),
                 };
-                if has_waiter(request) {
+                if is_explained_again(request) {
                     explain(line, names, request);
                 }
             });

@@ -10,7 +10,7 @@ use fathom_block::{
     OpenContext, Operation, Outcome, Request,
 };
 use fathom_guest_memory::GuestMemory;
-use fathom_insight::{ClassTable, InsightSource, Names, RequestFlags};
+use fathom_insight::{ClassTable, Confidence, InsightSource, Names, RequestFlags};
 use fathom_introspect::Guest;
 use fathom_layers::classify::{Direction, UsageOptions, UsageSnapshot};
 use fathom_layers::tap::Labels;
@@ -143,7 +143,7 @@ fn lines_and_events_have_the_meaning_of_a_request() {
         r#"disk0 #0 write 4096+8192 | 4096 data source=bio inode=12 size=30 fs="ext4" device="vda" path="/a" cgroup="/web" process="fio" pid=12 | 4096 metadata source=page"#,
         "disk0 #0 write 4096+8192 done 0 ns",
         "disk0 #1 flush",
-        "disk0 #1 flush done 0 ns",
+        r#"disk0 #1 flush done 0 ns | 0 data source=bio inode=12 size=30 fs="ext4" device="vda" path="/a" cgroup="/web""#,
     ];
     assert_eq!(*lines, expected);
     let mut events = Vec::new();
@@ -155,6 +155,9 @@ fn lines_and_events_have_the_meaning_of_a_request() {
     assert_eq!(event.flags >> 8, u16::from(RequestFlags::SYNCHRONOUS.0));
     assert_eq!(event.class, 1 + 4, "a small file is of class 4");
     assert_eq!((events[2].kind, events[2].path), (0, 0));
+    // What the flush ends is known when it has been carried out.
+    assert_eq!((events[3].kind, events[3].path, events[3].process_id), (1, event.path, 0));
+    assert_eq!(events[3].confidence, Confidence::Likely as u8);
 }
 
 #[test]
@@ -178,7 +181,9 @@ fn requests_are_counted_in_their_rows_and_groups() {
     assert_eq!(case.bench.run(Operation::Read, 0, 4096, 0), Ok(()));
     case.oracle.set_meaning(&[]);
     assert_eq!(case.bench.run(Operation::Read, 0, 512, 0), Ok(()));
-    assert_eq!(case.bench.run(Operation::Flush, 0, 0, 0), Ok(()));
+    for _ in 0..2 {
+        assert_eq!(case.bench.run(Operation::Flush, 0, 0, 0), Ok(()));
+    }
 
     let usage = case.classify.usage();
     assert_eq!(row(&usage, 1, Direction::Write), (40, 40 * 512));
@@ -187,7 +192,16 @@ fn requests_are_counted_in_their_rows_and_groups() {
     let read = &usage.totals.all()[Direction::Read as usize];
     assert_eq!((read.requests, read.bytes, read.latency_max_ns), (2, 4608, 2_000_000));
     assert_eq!(usage.totals.unknown[Direction::Read as usize].bytes, 512);
-    assert_eq!(usage.totals.unknown[Direction::Other as usize].requests, 1);
+    // The first flush is given to the file of which it ends the most, and the second ends nothing.
+    let flushed: Vec<_> = usage
+        .rows
+        .iter()
+        .map(|row| (row.subject.inode, row.accounts[Direction::Flush as usize].requests))
+        .filter(|(_, flushes)| *flushes > 0)
+        .collect();
+    assert_eq!(flushed, [(2, 1)]);
+    assert_eq!(usage.totals.unknown[Direction::Flush as usize].requests, 1);
+    assert_eq!(usage.totals.known[Direction::Flush as usize].requests, 1);
     let b = usage.rows.iter().find(|row| row.subject.inode == 2).unwrap();
     assert_eq!(b.subject.path.as_deref(), Some("/b"));
     assert_eq!(b.subject.cgroup.as_deref(), Some("/web"));

@@ -314,6 +314,14 @@ impl Scene {
             let end = self.uptime()?;
             let mut counts: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
             let mut examples = Vec::new();
+            // The flushes with the file of the program, with another one, and with none.
+            let mut files = [0; 3];
+            let flushes = requests.iter().filter(|request| request.operation == "flush");
+            for request in flushes {
+                let path = request.parts.iter().find_map(|part| part.path.as_deref());
+                let is_own = |path: &str| path.ends_with(&format!("/sync-{number}"));
+                files[path.map_or(2, |path| usize::from(!is_own(path)))] += 1;
+            }
             let mut kernel_threads = BTreeMap::new();
             for request in &requests {
                 for part in &request.parts {
@@ -341,7 +349,14 @@ impl Scene {
                     counts.entry("flush").or_default()[1] += 1;
                 }
             }
-            println!("  {what:10} {counts:?}");
+            println!("  {what:10} {counts:?}, files of flushes {files:?}");
+            // Each write of the program ends with a flush, which is given to its file. Another file
+            // is one whose write the same flush ends.
+            let [own, other, without] = files;
+            if *what != "sync" && (own < 20 || own < 2 * (other + without)) {
+                let problem = format!("{what}: files of flushes {files:?}");
+                self.note(place, Err(Error::new(problem)));
+            }
             let [right, none, kernel, _] = counts.get("flush").copied().unwrap_or_default();
             let is_enough = *what == "sync" || right >= 2 * (none + kernel) && right >= 20;
             if !is_enough || !examples.is_empty() {

@@ -170,6 +170,8 @@ pub fn run(options: &MonitorOptions) -> CommandResult {
         .with_held_max(Some(options.limit_held));
     warn(&text, &script);
     let mut sink = options.printing.live_printer(&script);
+    // The instants of a centre are those since 1970.
+    sink.show_times(options.printing.times(0));
     let mut centre = options.centre(script)?;
     note!("listening for hosts at {}", centre.address());
     let watch = centre.watch();

@@ -17,7 +17,7 @@ use fathom_cql::Value;
 use fathom_monitor::{
     HELD_MAX, QueryError, ReplayRequest, ReplaySummary,
     read::{ReadOptions, ReadReport, TimeUnit},
-    recording::RowReader,
+    recording::{Recording, RowReader},
     replay, span_text,
 };
 
@@ -28,6 +28,7 @@ use crate::{
 };
 
 pub use explain::{ExplainOptions, explain};
+pub use running::shown_times;
 use running::{Printing, finish, prepare, warn, warn_of_mistakes};
 
 /// Options of `fathom query`.
@@ -242,6 +243,7 @@ fn live(options: &QueryOptions) -> CommandResult {
         .map_err(|error| failure(&text, error.into()))?;
     let clock = EventClock::new(reader.header());
     let mut printer = options.printing.live_printer(&script);
+    printer.show_times(options.printing.times(reader.header().wall_offset_ns));
     let lateness_ns = options.reading.lateness_ns().unwrap_or(0);
     let end_ns = time.map(|time| clock.after(time));
     if let Some(time) = time {
@@ -253,12 +255,25 @@ fn live(options: &QueryOptions) -> CommandResult {
     Ok(())
 }
 
+/// How long the instants of a recording are before those since 1970; `None` of other files, and of
+/// standard input, which is read once only.
+fn wall_offset_ns(file: &Path) -> Option<i64> {
+    let source = fs::File::open(file).ok().filter(|source| {
+        source.metadata().is_ok_and(|metadata| metadata.is_file()) && file != Path::new("-")
+    })?;
+    let recording = Recording::open("", source).ok()?;
+    Some(recording.header().wall_offset_ns).filter(|offset_ns| *offset_ns != 0)
+}
+
 /// Runs queries over the events in a file.
 fn recorded(options: &QueryOptions, file: &Path) -> CommandResult {
     let request = options.request(file)?;
     let script = prepare(&request.script, &request.parameters, request.stream_compatible)?;
     warn_of_mistakes(&request.script, &script);
     let mut printer = options.printing.printer();
+    if let Some(offset_ns) = wall_offset_ns(file) {
+        printer.show_times(options.printing.times(offset_ns));
+    }
     let summary = replay(&request, &mut printer);
     let Some(summary) = finish(printer, &request.script, summary)? else { return Ok(()) };
     check_summary(&summary, request.lateness_ns)

@@ -8,12 +8,12 @@ use fathom_cql::{ParseOptions, Value, plan};
 use fathom_monitor::{
     QueryError,
     replay::Script,
-    write::{Form, Printer, PrinterOptions},
+    write::{Form, Printer, PrinterOptions, ShownTimes},
 };
 
 use super::{diagnostics, failure};
 use crate::failure::CommandResult;
-use crate::output::screen::DataOutput;
+use crate::output::{screen::DataOutput, time};
 
 /// Where results go.
 type Output = BufWriter<DataOutput<Stdout>>;
@@ -41,6 +41,11 @@ impl Printing {
         }
     }
 
+    /// The times of changes, of which the instants are so long before those since 1970.
+    pub fn times(&self, wall_offset_ns: i64) -> ShownTimes {
+        shown_times(self.form(), wall_offset_ns, false)
+    }
+
     /// Prints to standard output; of a relation, its rows at the end.
     pub fn printer(&self) -> Printer<Output> {
         self.printer_of(self.deltas)
@@ -57,6 +62,13 @@ impl Printing {
         let options = PrinterOptions { form: self.form(), deltas };
         Printer::new(BufWriter::new(DataOutput::stdout()), options)
     }
+}
+
+/// How rows of `form` have their times, of which the instants are `wall_offset_ns` before those
+/// since 1970: people read local time, and files and programs ISO 8601.
+pub fn shown_times(form: Form, wall_offset_ns: i64, of_all_rows: bool) -> ShownTimes {
+    let text = if form == Form::Table { time::precise } else { time::iso };
+    ShownTimes { wall_offset_ns, text, of_all_rows }
 }
 
 /// Parses and plans queries.

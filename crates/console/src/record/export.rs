@@ -45,6 +45,7 @@ fn print(
 ) -> Result<(), Broken> {
     let out = BufWriter::with_capacity(1 << 18, output.writer());
     let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
+    super::text::show_times(&mut printer, header, form);
     let mut batch = Batch::default();
     let mut print = || -> Result<(), Broken> {
         printer.begin(0, &header.streams[0].schema().columns, true)?;

@@ -14,6 +14,8 @@ use fathom_monitor::{
     write::{Form, Printer, PrinterOptions},
 };
 
+use crate::query::shown_times;
+
 /// Counts the bytes on their way to a writer.
 struct Counted<W> {
     out: W,
@@ -32,6 +34,13 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
+/// Shows the times of events, if the file's clock is known.
+pub(super) fn show_times<W: Write>(printer: &mut Printer<W>, header: &Header, form: Form) {
+    if header.wall_offset_ns != 0 {
+        printer.show_times(shown_times(form, header.wall_offset_ns, true));
+    }
+}
+
 /// Writes events as text.
 pub(super) struct TextWriter<W: Write> {
     printer: Printer<Counted<BufWriter<W>>>,
@@ -46,6 +55,7 @@ impl<W: Write> TextWriter<W> {
         let bytes = Arc::<AtomicU64>::default();
         let out = Counted { out: BufWriter::new(out), bytes: Arc::clone(&bytes) };
         let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
+        show_times(&mut printer, header, form);
         printer.begin(0, &header.streams[0].schema().columns, true)?;
         Ok(Self { printer, bytes, events: 0, dropped: 0 })
     }

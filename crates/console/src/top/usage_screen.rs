@@ -199,6 +199,7 @@ fn share(entry: &UsageEntry, total: &UsageEntry, order: UsageOrder) -> f64 {
         UsageOrder::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
         UsageOrder::Read => entry.counts.read.bytes,
         UsageOrder::Written => entry.counts.write.bytes,
+        UsageOrder::Flushes => entry.counts.flush.requests,
         UsageOrder::Time => entry.time_ns(),
         UsageOrder::Requests | UsageOrder::Latency | UsageOrder::Size | UsageOrder::Name => {
             entry.requests()
@@ -235,8 +236,13 @@ fn opened(
     }
     lines.push(Line::default());
     let counts = &entry.counts;
-    let operations = [("read", &counts.read), ("write", &counts.write), ("other", &counts.other)]
-        .map(|(name, count)| operation(name, count, groups.seconds));
+    let operations = [
+        ("read", &counts.read),
+        ("write", &counts.write),
+        ("flush", &counts.flush),
+        ("other", &counts.other),
+    ]
+    .map(|(name, count)| operation(name, count, groups.seconds));
     let used: Vec<&Operation> =
         operations.iter().filter(|operation| operation.per_second > 0.0).collect();
     lines.extend(operation_table(&used, room, theme));

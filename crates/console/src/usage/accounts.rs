@@ -63,15 +63,15 @@ pub fn machine(disk: &DiskUsage) -> &str {
 fn complete(mut disk: DiskUsage, ever: &DiskUsage) -> DiskUsage {
     // Flushes whose process or container is known.
     for row in &mut disk.rows {
-        let UsageCounts { read, write, other } = &row.counts;
-        let has_flushes = read.is_empty() && write.is_empty() && !other.is_empty();
-        if row.kind == "unknown" && has_flushes && other.bytes == 0 {
+        let UsageCounts { read, write, flush, other } = &row.counts;
+        let has_flushes = [read, write, other].iter().all(|count| count.is_empty());
+        if row.kind == "unknown" && has_flushes && !flush.is_empty() {
             row.kind = FLUSHES.into();
         }
     }
-    let unknown = UsageCounts { other: UsageCount::default(), ..disk.unknown.clone() };
-    // A flush concerns all written data, regardless of its writer.
-    let flushes = UsageCounts { other: disk.unknown.other.clone(), ..UsageCounts::default() };
+    let unknown = UsageCounts { flush: UsageCount::default(), ..disk.unknown.clone() };
+    // Flushes that are not given to anybody.
+    let flushes = UsageCounts { flush: disk.unknown.flush.clone(), ..UsageCounts::default() };
     for (kind, counts) in [("unknown", unknown), (FLUSHES, flushes), (FOLDED, disk.folded.clone())]
     {
         if !counts.is_empty() {
@@ -102,7 +102,7 @@ mod tests {
         after.time_ns = 2_000_000_000;
         after.disks[0].rows[1] = row("/web", "/srv/b", 40);
         after.disks[0].total.merge(&row("", "", 10).counts);
-        after.disks[0].unknown.other.requests = 4;
+        after.disks[0].unknown.flush.requests = 4;
         after.disks.push(DiskUsage {
             name: "new".into(),
             rows: vec![row("/x", "/x", 9)],

@@ -144,9 +144,10 @@ impl UsageEntry {
 
     /// The sum of the requests' latencies, in nanoseconds.
     pub fn time_ns(&self) -> u64 {
-        let UsageCounts { read, write, other } = &self.counts;
+        let UsageCounts { read, write, flush, other } = &self.counts;
         read.latency_sum_ns
             .saturating_add(write.latency_sum_ns)
+            .saturating_add(flush.latency_sum_ns)
             .saturating_add(other.latency_sum_ns)
     }
 
@@ -200,6 +201,7 @@ impl UsageEntry {
             all: Numbers::of(&self.counts.sum(), seconds),
             read: some(&self.counts.read),
             write: some(&self.counts.write),
+            flush: some(&self.counts.flush),
             other: some(&self.counts.other),
         }
     }
@@ -271,6 +273,8 @@ pub struct Line<'a> {
     read: Option<Numbers>,
     #[serde(skip_serializing_if = "Option::is_none")]
     write: Option<Numbers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flush: Option<Numbers>,
     #[serde(skip_serializing_if = "Option::is_none")]
     other: Option<Numbers>,
 }

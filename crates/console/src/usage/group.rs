@@ -234,6 +234,8 @@ pub enum UsageOrder {
     Read,
     /// Bytes written, most first
     Written,
+    /// Flushes, most first
+    Flushes,
     /// Sum of the requests' latencies, longest first
     Time,
     /// Mean latency, longest first
@@ -388,6 +390,7 @@ impl Groups {
             UsageOrder::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
             UsageOrder::Read => entry.counts.read.bytes,
             UsageOrder::Written => entry.counts.write.bytes,
+            UsageOrder::Flushes => entry.counts.flush.requests,
             UsageOrder::Time => entry.time_ns(),
             UsageOrder::Latency => entry.latency_mean_ns(),
             UsageOrder::Size => entry.file.as_ref().map_or(0, |file| file.size_bytes),
@@ -434,7 +437,7 @@ impl Groups {
 
 /// The number of requests.
 pub fn requests(counts: &UsageCounts) -> u64 {
-    counts.read.requests + counts.write.requests + counts.other.requests
+    counts.read.requests + counts.write.requests + counts.flush.requests + counts.other.requests
 }
 
 #[cfg(test)]
@@ -516,7 +519,7 @@ mod tests {
         let of_disk = groups(&usage, Grouping::File, &Scope::of_disk("data"));
         assert!(of_disk.entries.iter().all(|entry| entry.disk.only() == Some("data")));
         // Flushes have no owner, but are not unknown.
-        usage.disks[0].unknown.other.requests = 3;
+        usage.disks[0].unknown.flush.requests = 3;
         let containers = groups(&usage, Grouping::Container, &Scope::of_disk("root"));
         assert!(names(&containers).contains(&("(flushes)", 3)));
         let flushes = containers.entries.iter().find(|entry| entry.name == "(flushes)");

@@ -124,6 +124,11 @@ fn rate_columns() -> Vec<AccountColumn> {
             Some(UsageOrder::Written),
             |entry, context| short_bytes(entry.counts.write.bytes as f64 / context.seconds),
         ),
+        number(
+            TableColumn::number("FLUSH/S").importance(3),
+            Some(UsageOrder::Flushes),
+            |entry, context| short_number(entry.counts.flush.requests as f64 / context.seconds),
+        ),
         number(TableColumn::number("OTHER/S").importance(1), None, |entry, context| {
             short_number(entry.counts.other.requests as f64 / context.seconds)
         }),
@@ -150,6 +155,11 @@ fn sum_columns(grouping: Grouping) -> Vec<AccountColumn> {
             TableColumn::number("WRITTEN").importance(7),
             Some(UsageOrder::Written),
             |entry, _| short_bytes(entry.counts.write.bytes as f64),
+        ),
+        number(
+            TableColumn::number("FLUSHES").importance(3),
+            Some(UsageOrder::Flushes),
+            |entry, _| short_number(entry.counts.flush.requests as f64),
         ),
     ];
     if grouping == Grouping::File {

@@ -46,8 +46,11 @@ fn action(request: &SlowRequest) -> String {
     let mut text = match request.operation.as_str() {
         "read" => format!("A read of {size} from {object}"),
         "write" => format!("A write of {size} to {object}"),
-        "flush" if request.facts.kind == "journal" => {
+        "flush" if request.facts.kind == "journal" && request.facts.inode == 0 => {
             "A flush of the disk's cache for a journal".into()
+        }
+        "flush" if request.facts.inode != 0 => {
+            format!("A flush of the disk's cache, most likely for {object}")
         }
         "flush" => "A flush of the disk's cache".into(),
         "discard" => format!("A discard of {size}"),

@@ -156,14 +156,14 @@ fn usage(sample: u64) -> UsageReport {
     };
     let mut total = reads(sample * 1000);
     total.merge(&writes(sample * 350));
-    total.other = count(sample * 5);
+    total.flush = count(sample * 5);
     let disk = DiskUsage {
         name: "root".into(),
         vm: "web".into(),
         instance: 1,
         counted: true,
         total,
-        unknown: UsageCounts { other: count(sample * 5), ..UsageCounts::default() },
+        unknown: UsageCounts { flush: count(sample * 5), ..UsageCounts::default() },
         rows: vec![
             table,
             row("data", "/web", "/srv/page\u{1b}[2J.html", writes(sample * 300)),

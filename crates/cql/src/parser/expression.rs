@@ -30,6 +30,7 @@ impl Parser<'_> {
         let outer = self.enter(EXPRESSION_LEVELS)?;
         let start = self.token().span.start;
         let mut left = self.operand(least)?;
+        left = self.casts(left)?;
         let mut compared = false;
         loop {
             let compares = self.at_comparison();
@@ -271,10 +272,8 @@ impl Parser<'_> {
             let column = column && !self.word_ahead(1, "by");
             return Err(if column { self.reserved(what) } else { self.expected(what, &[]) });
         }
-        if self.at_word("interval") && self.ahead(1).kind == TokenKind::Text {
-            let help = "the length of a window is `[range 5 seconds]`; times in expressions are \
-                        integers in nanoseconds: `5 * 1000000000`";
-            return Err(self.expected(what, &[]).help(help));
+        if self.at_interval() {
+            return self.interval_constant();
         }
         if self.sign_ahead(1, "(") {
             if let Some(help) = self.foreign(foreign::window_function) {
@@ -284,6 +283,9 @@ impl Parser<'_> {
         let name = self.any_name(what)?;
         if self.eat("(") {
             let call = self.call(name, start)?;
+            if self.at_word("filter") && self.sign_ahead(1, "(") {
+                return self.filtered(call);
+            }
             if self.sign_ahead(1, "(") || self.word_ahead(1, "group") {
                 if let Some(help) = self.foreign(foreign::after_call) {
                     let word = self.written(self.token());

@@ -5,12 +5,13 @@
 //! of stack.
 
 mod expression;
+mod familiar;
 mod query;
 mod statement;
 mod window;
 mod words;
 
-use crate::ast::{Identifier, Script};
+use crate::ast::{Identifier, Script, Statement};
 use crate::lexer::{Token, TokenKind, tokenize, unquote};
 use crate::span::{Diagnostic, Span};
 
@@ -52,6 +53,7 @@ pub fn parse(text: &str, options: &ParseOptions) -> Result<Script, Diagnostic> {
         depth: 0,
         height: 0,
         bare_alias: None,
+        before: Vec::new(),
         options: *options,
     };
     parser.script()
@@ -74,6 +76,8 @@ struct Parser<'a> {
     height: u32,
     /// The index of the last alias without `as`, and the keywords of which it may be a misspelling.
     bare_alias: Option<(usize, &'static [&'static str])>,
+    /// The views of `with`, which belong before the current statement.
+    before: Vec<Statement>,
     options: ParseOptions,
 }
 

@@ -58,7 +58,11 @@ impl Parser<'_> {
     }
 
     fn query_ahead(&self, count: usize) -> bool {
-        self.word_ahead(count, "select")
+        let is_with = self.word_ahead(count, "with")
+            && self.ahead(count + 1).kind == TokenKind::Word
+            && (self.word_ahead(count + 2, "as") || self.sign_ahead(count + 2, "("));
+        is_with
+            || self.word_ahead(count, "select")
             || TO_STREAM.iter().any(|(word, _)| {
                 self.word_ahead(count, word)
                     && (self.sign_ahead(count + 1, "(") || self.word_ahead(count + 1, "select"))
@@ -67,6 +71,9 @@ impl Parser<'_> {
 
     /// A query.
     pub(super) fn query(&mut self) -> Parsed<Query> {
+        if self.at_with() {
+            self.with()?;
+        }
         let outer = self.enter(QUERY_LEVELS)?;
         let start = self.token().span.start;
         let body = self.set_expression()?;
@@ -319,6 +326,9 @@ impl Parser<'_> {
             let help = "put the query in brackets: `from (select …) as name`";
             return Err(self.expected("the name of a stream or view", &[]).help(help));
         }
+        if let Some(made) = self.window_function()? {
+            return Ok(made);
+        }
         if self.sign_ahead(1, "(") {
             let is_table = self.at_word("table") && self.ahead(2).kind == TokenKind::Word;
             let word = if is_table { self.ahead(2) } else { self.token() };
@@ -355,7 +365,7 @@ impl Parser<'_> {
 
     /// An alias. A window without brackets is reported as a mistake, because it looks like an
     /// alias.
-    fn table_alias(&mut self) -> Parsed<Option<Identifier>> {
+    pub(super) fn table_alias(&mut self) -> Parsed<Option<Identifier>> {
         if let Some(mistake) = self.window_without_brackets() {
             return Err(mistake);
         }

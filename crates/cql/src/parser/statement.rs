@@ -43,7 +43,9 @@ impl Parser<'_> {
                     None => Ok(script),
                 };
             }
-            script.statements.push(self.statement()?);
+            let statement = self.statement()?;
+            script.statements.append(&mut self.before);
+            script.statements.push(statement);
         }
     }
 
@@ -54,7 +56,7 @@ impl Parser<'_> {
         if self.at_word("create") {
             return self.create();
         }
-        if self.at_query() || self.at("(") {
+        if self.at_query() || self.at_with() || self.at("(") {
             let query = self.query()?;
             self.end_of_statement()?;
             return Ok(Statement::Query(query));
@@ -192,7 +194,7 @@ impl Parser<'_> {
     }
 
     /// `(column type, …)`; the types are optional unless `typed` is set.
-    fn columns(&mut self, typed: bool) -> Parsed<Vec<ColumnDeclaration>> {
+    pub(super) fn columns(&mut self, typed: bool) -> Parsed<Vec<ColumnDeclaration>> {
         self.expect("(")?;
         let mut columns = Vec::new();
         loop {

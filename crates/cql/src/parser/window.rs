@@ -141,15 +141,22 @@ impl Parser<'_> {
     }
 
     /// A length of time, in nanoseconds.
-    fn length(&mut self) -> Parsed<u64> {
-        let number = self.token();
-        if !matches!(number.kind, TokenKind::Integer | TokenKind::Float) {
+    pub(super) fn length(&mut self) -> Parsed<u64> {
+        let token = self.token();
+        let (number, unit) = if self.at_interval() {
+            let (number, unit, span) = self.interval()?;
+            match unit {
+                Some(unit) => (number, self.unit_called(&unit, span)?),
+                None => (number, self.unit()?),
+            }
+        } else if matches!(token.kind, TokenKind::Integer | TokenKind::Float) {
+            self.advance();
+            (self.written(token).to_owned(), self.unit()?)
+        } else {
             return Err(self.expected("a length of time, such as `3 seconds`", &[]));
-        }
-        self.advance();
-        let unit = self.unit()?;
-        let span = Span { start: number.span.start, end: self.last_end() };
-        length_ns(self.written(number), unit).map_err(|why| match why {
+        };
+        let span = Span { start: token.span.start, end: self.last_end() };
+        length_ns(&number, unit).map_err(|why| match why {
             LengthError::Zero => {
                 Diagnostic::new(span, "the length and the slide of a window cannot be 0")
                     .help("`[now]` is the window of the current instant")
@@ -162,6 +169,19 @@ impl Parser<'_> {
                 Diagnostic::new(span, "this is not a whole number of nanoseconds")
             }
         })
+    }
+
+    /// The unit of time in the quotes of an interval, in nanoseconds.
+    fn unit_called(&self, name: &str, span: Span) -> Parsed<u64> {
+        let unit = UNITS.into_iter().find(|(word, _)| word.eq_ignore_ascii_case(name));
+        match unit {
+            Some((_, MICROSECOND | SECOND)) if self.options.stream_compat => Ok(MICROSECOND),
+            Some((_, unit)) if !self.options.stream_compat => Ok(unit),
+            _ => {
+                let help = "the units are ns, us, ms, seconds, minutes, hours and days";
+                Err(Diagnostic::new(span, format!("`{name}` is no unit of time here")).help(help))
+            }
+        }
     }
 
     /// The current token as a unit of time, in nanoseconds.

@@ -93,7 +93,7 @@ const AGGREGATES: &[&str] = &[
 ];
 
 /// Whether a name is that of an aggregate.
-pub(super) fn is_aggregate(name: &str) -> bool {
+pub(crate) fn is_aggregate(name: &str) -> bool {
     AGGREGATES.iter().any(|aggregate| aggregate.eq_ignore_ascii_case(name))
 }
 

@@ -25,6 +25,7 @@ mod subqueries;
 mod types;
 pub mod walk;
 
+pub(crate) use self::calls::is_aggregate;
 pub(crate) use self::types::symbol;
 pub(crate) use self::walk::{combine, conjuncts, each_column, map_columns, sides};
 

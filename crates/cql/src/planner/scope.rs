@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use crate::ast::Identifier;
+use crate::foreign;
 use crate::likeness::distance;
 use crate::span::{Diagnostic, Span};
 use crate::value::Type;
@@ -216,6 +217,9 @@ impl Scope {
                     .iter()
                     .flat_map(|source| source.columns.iter().map(|column| column.name.as_str()));
                 let diagnostic = Diagnostic::new(name.span, message);
+                if let Some(help) = foreign::column(&name.text) {
+                    return Err(NotFound::Unknown(diagnostic.help(help)));
+                }
                 Err(NotFound::Unknown(suggest(diagnostic, &name.text, names)))
             }
             _ => {

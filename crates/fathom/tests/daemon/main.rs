@@ -1,5 +1,6 @@
 //! The daemon as a process: started, queried, changed, loaded and ended as operators do it.
 
+mod alerts;
 mod answers;
 mod attend;
 mod backup;
@@ -41,6 +42,7 @@ mod nbd;
 mod nbd_calls;
 mod neighbours;
 mod offload;
+mod operating;
 mod overwrite;
 mod pager;
 mod parquet;

@@ -1,8 +1,6 @@
-//! The metrics by Prometheus' rules for names: by `promtool check metrics` where it is installed.
+//! The metrics by Prometheus' rules for names: by `promtool check metrics` where it is available.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
-
+use crate::alerts;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, image};
 
@@ -43,18 +41,5 @@ fn metrics_have_the_names_that_prometheus_expects() {
         line.strip_prefix("fathom_store_memory_used_bytes{disk=\"m\",vm=\"\",layer=\"\"} ")
     });
     assert!(used.is_some_and(|used| (512..=1 << 20).contains(&used.parse().unwrap())), "{text}");
-    let promtool = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut promtool) = promtool else {
-        eprintln!("skipped: promtool, of Debian's package prometheus, is not installed");
-        return;
-    };
-    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    alerts::check_metrics(&text);
 }

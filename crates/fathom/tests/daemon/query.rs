@@ -93,7 +93,7 @@ fn held(text: &str) -> Counts {
     let mut held = Counts::new();
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
-        let [_, sign, disk, operation, requests, sectors] = fields[..] else { panic!("{line}") };
+        let [_, _, sign, disk, operation, requests, sectors] = fields[..] else { panic!("{line}") };
         if disk == "a" && sign == "+" {
             let row = (requests.parse().unwrap(), sectors.parse().unwrap());
             held.insert(operation.to_owned(), row);
@@ -136,7 +136,7 @@ fn a_query_counts_what_the_tap_counts() {
     let (status, printed, stderr) = csv.end();
     assert!(status.success(), "{stderr}");
     assert!(stderr.starts_with("line 1, column ") && !stderr.contains("missing"), "{stderr}");
-    assert!(printed.starts_with("@ts,@sign,VDisk,IOOp,requests,sectors\n"), "{printed}");
+    assert!(printed.starts_with("@time,@ts,@sign,VDisk,IOOp,requests,sectors\n"), "{printed}");
     assert_eq!(held(&printed), expected);
     for (letter, operation) in [("r", "read"), ("w", "write")] {
         let name = "fathom_disk_request_seconds_count";
@@ -282,7 +282,7 @@ fn a_query_over_its_limit_ends_with_an_error() {
     }
     let (status, printed, stderr) = query.end();
     assert_eq!(status.code(), Some(1), "{stderr}");
-    assert!(printed.starts_with("@ts,"), "{printed}");
+    assert!(printed.starts_with("@time,@ts,"), "{printed}");
     assert!(stderr.contains("most in the operator `range`: more than 20\n"), "{stderr}");
     assert!(stderr.contains("--limit-held"), "{stderr}");
 

@@ -10,7 +10,7 @@ pub const LATENCY_STEPS: usize = 28;
 /// The exponent of the first step's lower bound, in nanoseconds.
 const FIRST_POWER: u32 = 9;
 
-/// The direction of a request's data. Accounts distinguish only these three.
+/// The direction of a request's data. Accounts distinguish only these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
@@ -18,24 +18,25 @@ pub enum Direction {
     Read = 0,
     /// It writes.
     Write = 1,
-    /// Any other operation, such as a flush, a discard or zeroes.
+    /// Any other operation, such as a discard or zeroes.
     Other = 2,
+    /// It makes durable what was written before it.
+    Flush = 3,
 }
 
 impl Direction {
     /// All directions, in order.
-    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Other];
+    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Other, Self::Flush];
 
     /// The direction of `operation`.
     pub fn of(operation: Operation) -> Self {
         match operation {
             Operation::Read => Self::Read,
             Operation::Write => Self::Write,
-            Operation::Flush
-            | Operation::Discard
-            | Operation::WriteZeroes
-            | Operation::GetId
-            | Operation::Extents => Self::Other,
+            Operation::Flush => Self::Flush,
+            Operation::Discard | Operation::WriteZeroes | Operation::GetId | Operation::Extents => {
+                Self::Other
+            }
         }
     }
 
@@ -45,6 +46,7 @@ impl Direction {
             Self::Read => "read",
             Self::Write => "write",
             Self::Other => "other",
+            Self::Flush => "flush",
         }
     }
 }
@@ -122,7 +124,7 @@ impl Account {
 }
 
 /// One [`Account`] for each [`Direction`].
-pub type Accounts = [Account; 3];
+pub type Accounts = [Account; Direction::ALL.len()];
 
 /// Adds the counts of `from`, direction by direction.
 pub(super) fn merge(into: &mut Accounts, from: &Accounts) {
@@ -180,10 +182,10 @@ impl Cell {
 #[repr(align(128))]
 pub(super) struct Totals {
     /// Requests without a known meaning.
-    unknown: [Cell; 3],
+    unknown: [Cell; Direction::ALL.len()],
     /// Requests with a known meaning.
-    known: [Cell; 3],
-    errors: [AtomicU64; 3],
+    known: [Cell; Direction::ALL.len()],
+    errors: [AtomicU64; Direction::ALL.len()],
 }
 
 impl Totals {
@@ -204,7 +206,8 @@ impl Totals {
     }
 
     pub(super) fn read(&self) -> TotalsSnapshot {
-        let load = |cells: &[Cell; 3]| std::array::from_fn(|index| cells[index].read());
+        let load =
+            |cells: &[Cell; Direction::ALL.len()]| std::array::from_fn(|index| cells[index].read());
         TotalsSnapshot {
             unknown: load(&self.unknown),
             known: load(&self.known),
@@ -221,7 +224,7 @@ pub struct TotalsSnapshot {
     /// Requests that succeeded, with a known meaning.
     pub known: Accounts,
     /// Requests that failed, by [`Direction`].
-    pub errors: [u64; 3],
+    pub errors: [u64; Direction::ALL.len()],
 }
 
 impl TotalsSnapshot {

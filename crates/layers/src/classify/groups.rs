@@ -43,7 +43,7 @@ pub struct GroupSnapshot {
     /// their own.
     pub cgroup: Arc<str>,
     /// The group's accounts. Combinations that did not occur are zero.
-    pub accounts: [[GroupAccount; 3]; Kind::ALL.len()],
+    pub accounts: [[GroupAccount; Direction::ALL.len()]; Kind::ALL.len()],
 }
 
 /// The place of the account of a row's group.

@@ -2,13 +2,15 @@
 //!
 //! On a request's way down, the layer looks up the meaning of a guest's request in the guest's
 //! memory ([`fathom_introspect::Resolver`]), and adds it to the request as its insight. On the way
-//! up, it accounts for the request by file, control group, process and kind ([`UsageSnapshot`]).
+//! up, it accounts for the request by file, control group, process and kind ([`UsageSnapshot`]). A
+//! flush is given to the file whose writes it most likely ends (`flushes.rs`).
 //!
 //! Without a guest, or if its kernel is not known, a request costs a load and some counting. If a
 //! resolver panics, its queue drops it, and the disk continues without insight.
 
 mod cells;
 mod databases;
+mod flushes;
 mod groups;
 mod slow;
 mod table;
@@ -41,6 +43,7 @@ pub use usage::{UsageOptions, UsageSnapshot};
 use crate::GuestSlot;
 use crate::kind::{LayerContext, LayerOptions, Rank};
 use databases::{DatabaseQueue, Databases};
+use flushes::{FlushQueue, Writes};
 use usage::{Usage, UsageQueue};
 
 /// The configuration of the layer `classify`.
@@ -83,6 +86,7 @@ struct Shared {
     /// Whether queues that are opened look for databases.
     finds_databases: AtomicBool,
     databases: Databases,
+    writes: Writes,
 }
 
 /// The layer that finds out what requests mean.
@@ -107,6 +111,7 @@ impl Classify {
             usage: Arc::new(Usage::new(names, options)),
             finds_databases: AtomicBool::new(true),
             databases: Databases::new(),
+            writes: Writes::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -171,6 +176,7 @@ impl Layer for Classify {
                 .finds_databases
                 .load(Ordering::Relaxed)
                 .then(|| Box::new(DatabaseQueue::new())),
+            flushes: FlushQueue::default(),
         }))
     }
 }
@@ -183,6 +189,7 @@ struct ClassifyQueue {
     /// The generation of the slot's guest that the resolver belongs to.
     generation: u64,
     databases: Option<Box<DatabaseQueue>>,
+    flushes: FlushQueue,
 }
 
 impl ClassifyQueue {
@@ -300,6 +307,8 @@ impl Observer for ClassifyQueue {
             if request.operation.carries_data() {
                 let has_data = request.operation == Operation::Write;
                 self.find_databases(&mut request, has_data);
+            } else if request.operation == Operation::Flush {
+                self.flushes.begin(&self.shared.writes, request.id);
             }
         }
     }
@@ -315,9 +324,21 @@ impl Observer for ClassifyQueue {
             if outcome.is_ok() && is_awaited {
                 let mut request = place.observe(request);
                 self.find_waiters(&mut request, now_ns);
-                if request.operation == Operation::Read {
-                    self.find_databases(&mut request, true);
+                let (id, length) = (request.id, request.length);
+                match request.operation {
+                    Operation::Read => self.find_databases(&mut request, true),
+                    Operation::Write => self.shared.writes.note(&request.insight, length),
+                    Operation::Flush => {
+                        let (_, insight) = request.buffers_and_insight();
+                        self.flushes.end(&self.shared.writes, id, insight);
+                    }
+                    Operation::Discard
+                    | Operation::WriteZeroes
+                    | Operation::GetId
+                    | Operation::Extents => {}
                 }
+            } else if request.operation == Operation::Flush {
+                self.flushes.forget(request.id);
             }
         }
     }

@@ -152,7 +152,7 @@ struct Row {
     /// Whether the row was used since the hand last passed it.
     used: bool,
     /// The indexes of the accounts by direction.
-    accounts: [u32; 3],
+    accounts: [u32; Direction::ALL.len()],
     group: AccountSlot,
 }
 
@@ -282,7 +282,7 @@ impl Table {
             file_size: 0,
             owner: 0,
             used: false,
-            accounts: [NONE; 3],
+            accounts: [NONE; Direction::ALL.len()],
         };
         let place = if self.rows.len() < self.rows_max {
             self.rows.push(row);

@@ -154,7 +154,8 @@ impl Layout {
         let unknown: Vec<String> = names
             .iter()
             .zip(&columns)
-            .filter(|(_, column)| column.is_none())
+            // Columns of the program's own results, such as `@time`, are not the stream's.
+            .filter(|(name, column)| column.is_none() && !name.starts_with('@'))
             .map(|(name, _)| shown(name.as_bytes()))
             .take(20)
             .collect();

@@ -30,7 +30,7 @@ fn comma(first: &mut bool, out: &mut dyn Write) -> io::Result<()> {
 }
 
 impl RowWriter for Csv {
-    fn head(&mut self, lead: Lead, columns: &[Column], out: &mut dyn Write) -> io::Result<()> {
+    fn head(&mut self, lead: Lead<'_>, columns: &[Column], out: &mut dyn Write) -> io::Result<()> {
         let mut first = true;
         for name in lead.names().chain(columns.iter().map(|column| column.name.as_str())) {
             comma(&mut first, out)?;
@@ -39,7 +39,7 @@ impl RowWriter for Csv {
         out.write_all(b"\n")
     }
 
-    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead<'_>, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let mut first = true;
         let mut value = |value: &Value| {
             comma(&mut first, out)?;

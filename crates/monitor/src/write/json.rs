@@ -40,12 +40,17 @@ fn text(text: &str, out: &mut dyn Write) -> io::Result<()> {
 }
 
 impl RowWriter for Json {
-    fn head(&mut self, _lead: Lead, columns: &[Column], _out: &mut dyn Write) -> io::Result<()> {
+    fn head(
+        &mut self,
+        _lead: Lead<'_>,
+        columns: &[Column],
+        _out: &mut dyn Write,
+    ) -> io::Result<()> {
         self.names = distinct(columns);
         Ok(())
     }
 
-    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead<'_>, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let mut first = true;
         let mut field = |name: &str, value: &Value| {
             out.write_all(if std::mem::take(&mut first) { b"{" } else { b"," })?;

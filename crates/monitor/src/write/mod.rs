@@ -11,7 +11,7 @@ use fathom_cql::Value;
 use fathom_cql::catalog::Column;
 
 pub use json::distinct;
-pub use printer::{Printer, PrinterOptions};
+pub use printer::{Printer, PrinterOptions, ShownTimes};
 
 /// The format of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,37 +27,41 @@ pub enum Form {
 
 /// The values that precede the columns of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lead {
+pub struct Lead<'a> {
     /// `@query`: the number of the row's query, from 1.
     pub query: Option<usize>,
+    /// `@time`: the instant as people read it.
+    pub time: Option<&'a str>,
     /// `@ts` and `@sign`: the instant in nanoseconds, and whether the row was inserted or deleted.
     pub change: Option<(i64, bool)>,
 }
 
-impl Lead {
+impl<'a> Lead<'a> {
     /// The names.
-    fn names<'n>(self) -> impl Iterator<Item = &'n str> {
+    fn names<'n>(self) -> impl Iterator<Item = &'n str> + use<'n> {
         let change = self.change.map(|_| ["@ts", "@sign"]);
-        self.query.map(|_| "@query").into_iter().chain(change.into_iter().flatten())
+        let (query, time) = (self.query.map(|_| "@query"), self.time.map(|_| "@time"));
+        query.into_iter().chain(time).chain(change.into_iter().flatten())
     }
 
     /// The values.
-    fn values(self) -> impl Iterator<Item = Value> {
+    fn values(self) -> impl Iterator<Item = Value> + use<'a> {
         let change = self.change.map(|(time_ns, came)| {
             [Value::Integer(time_ns), Value::text(if came { "+" } else { "-" })]
         });
         let query = self.query.map(|query| Value::Integer(query as i64));
-        query.into_iter().chain(change.into_iter().flatten())
+        let time = self.time.map(Value::text);
+        query.into_iter().chain(time).chain(change.into_iter().flatten())
     }
 }
 
 /// Writes the rows of one query.
 trait RowWriter {
     /// Writes the header, if the format has one. The values of `lead` are not used.
-    fn head(&mut self, lead: Lead, columns: &[Column], out: &mut dyn Write) -> io::Result<()>;
+    fn head(&mut self, lead: Lead<'_>, columns: &[Column], out: &mut dyn Write) -> io::Result<()>;
 
     /// Writes a row.
-    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()>;
+    fn row(&mut self, lead: Lead<'_>, row: &[Value], out: &mut dyn Write) -> io::Result<()>;
 
     /// Writes the rows that are held back.
     fn flush(&mut self, out: &mut dyn Write) -> io::Result<()>;

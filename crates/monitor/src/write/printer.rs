@@ -23,6 +23,24 @@ pub struct PrinterOptions {
     pub deltas: bool,
 }
 
+/// How the instants of rows are shown as people read them, beside the instants themselves.
+#[derive(Clone, Copy)]
+pub struct ShownTimes {
+    /// The time since 1970 less the instant, in nanoseconds.
+    pub wall_offset_ns: i64,
+    /// A time since 1970, in nanoseconds, as text.
+    pub text: fn(u64) -> String,
+    /// Whether the rows of streams have it too, and not only changes with their instants.
+    pub of_all_rows: bool,
+}
+
+impl ShownTimes {
+    fn show(&self, time_ns: i64) -> String {
+        let unix_ns = time_ns.saturating_add(self.wall_offset_ns);
+        (self.text)(u64::try_from(unix_ns).unwrap_or(0))
+    }
+}
+
 /// Writes the results of queries.
 ///
 /// If there are several queries, each row begins with its query's number, because the rows of
@@ -30,6 +48,7 @@ pub struct PrinterOptions {
 pub struct Printer<W> {
     out: W,
     options: PrinterOptions,
+    times: Option<ShownTimes>,
     queries: Vec<Query>,
     /// The query whose rows were written last.
     last: Option<usize>,
@@ -58,7 +77,12 @@ fn compare(order: &[(usize, bool)], left: &[Value], right: &[Value]) -> Ordering
 impl<W: Write> Printer<W> {
     /// Writes to `out`.
     pub fn new(out: W, options: PrinterOptions) -> Self {
-        Self { out, options, queries: Vec::new(), last: None }
+        Self { out, options, times: None, queries: Vec::new(), last: None }
+    }
+
+    /// Shows the times of the rows that follow, in a column `@time` before all others.
+    pub fn show_times(&mut self, times: ShownTimes) {
+        self.times = Some(times);
     }
 
     /// Writes the remaining rows and the contents of relations.
@@ -72,47 +96,69 @@ impl<W: Write> Printer<W> {
             // Rows that are equal in this order keep the order of their values.
             held.sort_by(|(a, _), (b, _)| compare(&self.queries[query].order, a, b));
             for (row, count) in held {
-                self.write(query, None, count, &row)?;
+                self.write(query, None, None, count, &row)?;
             }
-            self.switch_to(query, None)?;
+            self.switch_to(query, None, None)?;
             self.queries[query].writer.flush(&mut self.out)?;
         }
         self.out.flush()?;
         Ok(self.out)
     }
 
-    fn lead(&self, query: usize, change: Option<(i64, bool)>) -> Lead {
+    fn lead<'t>(
+        &self,
+        query: usize,
+        time: Option<&'t str>,
+        change: Option<(i64, bool)>,
+    ) -> Lead<'t> {
         let several = self.queries.len() > 1;
-        Lead { query: several.then_some(query + 1), change }
+        Lead { query: several.then_some(query + 1), time, change }
+    }
+
+    /// The time of a row as text, if rows of its query have it.
+    fn time(&self, query: usize, time_ns: i64) -> Option<String> {
+        let is_stream = self.queries[query].is_stream;
+        let is_shown = |times: &&ShownTimes| self.options.deltas || times.of_all_rows && is_stream;
+        self.times.as_ref().filter(is_shown).map(|times| times.show(time_ns))
     }
 
     /// Switches to a query: writes the rows that another query holds back, and the query's header
     /// if it has none.
-    fn switch_to(&mut self, query: usize, change: Option<(i64, bool)>) -> io::Result<()> {
+    fn switch_to(
+        &mut self,
+        query: usize,
+        time: Option<&str>,
+        change: Option<(i64, bool)>,
+    ) -> io::Result<()> {
         if self.last != Some(query) {
             if let Some(last) = self.last {
                 self.queries[last].writer.flush(&mut self.out)?;
             }
             self.last = Some(query);
         }
-        let change = change.or(self.options.deltas.then_some((0, true)));
-        let lead = self.lead(query, change);
-        let Query { writer, columns, headed, .. } = &mut self.queries[query];
-        if !std::mem::replace(headed, true) {
-            writer.head(lead, columns, &mut self.out)?;
+        if self.queries[query].headed {
+            return Ok(());
         }
+        // A header without rows has the same columns.
+        let change = change.or(self.options.deltas.then_some((0, true)));
+        let time = time.map(str::to_owned).or_else(|| self.time(query, 0));
+        let lead = self.lead(query, time.as_deref(), change);
+        let Query { writer, columns, headed, .. } = &mut self.queries[query];
+        *headed = true;
+        writer.head(lead, columns, &mut self.out)?;
         Ok(())
     }
 
     fn write(
         &mut self,
         query: usize,
+        time: Option<&str>,
         change: Option<(i64, bool)>,
         times: i64,
         row: &[Value],
     ) -> io::Result<()> {
-        self.switch_to(query, change)?;
-        let lead = self.lead(query, change);
+        self.switch_to(query, time, change)?;
+        let lead = self.lead(query, time, change);
         let writer = &mut self.queries[query].writer;
         (0..times).try_for_each(|_| writer.row(lead, row, &mut self.out))
     }
@@ -146,10 +192,12 @@ impl<W: Write> ResultSink for Printer<W> {
         };
         if self.options.deltas {
             let change = Some((time_ns, count > 0));
-            return self.write(query, change, count.saturating_abs(), row);
+            let time = self.time(query, time_ns);
+            return self.write(query, time.as_deref(), change, count.saturating_abs(), row);
         }
         if known.is_stream {
-            return self.write(query, None, count.max(0), row);
+            let time = self.time(query, time_ns);
+            return self.write(query, time.as_deref(), None, count.max(0), row);
         }
         if let Some(held) = known.rows.get_mut(row) {
             *held += count;

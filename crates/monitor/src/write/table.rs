@@ -52,7 +52,7 @@ impl TableWriter {
 }
 
 impl RowWriter for TableWriter {
-    fn head(&mut self, lead: Lead, columns: &[Column], _out: &mut dyn Write) -> io::Result<()> {
+    fn head(&mut self, lead: Lead<'_>, columns: &[Column], _out: &mut dyn Write) -> io::Result<()> {
         let leads = lead.names().map(|name| (name.to_owned(), name != "@sign"));
         let number = |kind| matches!(kind, Type::Integer | Type::Float);
         let own =
@@ -63,7 +63,7 @@ impl RowWriter for TableWriter {
         Ok(())
     }
 
-    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead<'_>, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let leads = lead.values().map(|value| cell(&value));
         self.page.push(leads.chain(row.iter().map(cell)).collect());
         if self.page.len() >= PAGE_ROWS { self.flush(out) } else { Ok(()) }

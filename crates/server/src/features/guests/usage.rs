@@ -169,7 +169,8 @@ fn usage_of(served: &Served) -> DiskUsage {
     let snapshot = classify.usage();
     usage.total = counts(&snapshot.totals.all());
     usage.unknown = counts(&snapshot.totals.unknown);
-    usage.errors = snapshot.totals.errors;
+    let [reads, writes, others, flushes] = snapshot.totals.errors;
+    usage.errors = [reads, writes, others + flushes];
     usage.folded = counts(&snapshot.others);
     usage.folded_rows = snapshot.folded;
     usage.dropped = snapshot.dropped;
@@ -211,6 +212,7 @@ fn counts(accounts: &Accounts) -> UsageCounts {
     UsageCounts {
         read: of(Direction::Read),
         write: of(Direction::Write),
+        flush: of(Direction::Flush),
         other: of(Direction::Other),
     }
 }

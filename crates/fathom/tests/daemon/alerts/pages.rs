@@ -1,0 +1,141 @@
+//! What the pages of `docs/` say of metrics and problems: the tables that alerts and dashboard are
+//! made from.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
+
+/// Tests that write parts of one page take turns.
+static WRITER: Mutex<()> = Mutex::new(());
+
+/// The end of a generated part of a page.
+const END: &str = "<!-- end of the generated part -->\n";
+
+/// A family of metrics, as `docs/metrics.md` has it.
+pub struct Family {
+    /// Its type: `gauge`, `counter` or `histogram`.
+    pub kind: String,
+    /// The names of its labels.
+    pub labels: Vec<String>,
+    pub meaning: String,
+}
+
+/// What `docs/operating.md` says of a kind of problem.
+pub struct Decision {
+    pub severity: String,
+    /// How long the problem lasts before somebody is woken; `0m` is at once.
+    pub after: String,
+    pub remedy: String,
+}
+
+/// A file of the repository.
+pub fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
+pub fn read(name: &str) -> String {
+    std::fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The cells of the rows of all tables that begin with code.
+fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
+    text.lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split(" |").map(str::trim).collect())
+}
+
+/// The texts in backquotes.
+fn codes(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// A text of Markdown as plain text: without backquotes, and without the targets of links.
+pub fn plain(text: &str) -> String {
+    let mut made = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('[') {
+        made.push_str(before);
+        let link = after.split_once("](").filter(|(label, _)| !label.contains(['[', ']']));
+        let link = link.and_then(|(label, target)| Some((label, target.split_once(')')?.1)));
+        rest = if let Some((label, after)) = link {
+            made.push_str(label);
+            after
+        } else {
+            made.push('[');
+            after
+        };
+    }
+    made.push_str(rest);
+    made.replace('`', "")
+}
+
+/// All families that `docs/metrics.md` names. Placeholders for several are left out.
+pub fn families() -> BTreeMap<String, Family> {
+    let text = read("docs/metrics.md");
+    let mut found = BTreeMap::new();
+    for cells in rows(&text) {
+        let [names, kind, labels, meaning] = cells[..] else { continue };
+        if !["gauge", "counter", "histogram"].contains(&kind) {
+            continue;
+        }
+        let labels: Vec<_> =
+            labels.split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+        for name in codes(names) {
+            let family = Family {
+                kind: kind.to_owned(),
+                labels: labels.clone(),
+                meaning: meaning.to_owned(),
+            };
+            assert!(found.insert(name.to_owned(), family).is_none(), "{name} has two rows");
+        }
+    }
+    found
+}
+
+/// The kinds of problems with their meaning, by `docs/control.md`.
+pub fn meanings() -> BTreeMap<String, String> {
+    let text = read("docs/control.md");
+    let (_, text) = text.split_once("## Problems\n").expect("the section");
+    let (text, _) = text.split_once("\n## ").expect("the next section");
+    rows(text)
+        .flat_map(|cells| codes(cells[0]).map(move |kind| (kind.to_owned(), cells[1].to_owned())))
+        .collect()
+}
+
+/// What to do about each kind of problem, by `docs/operating.md`.
+pub fn decisions() -> BTreeMap<String, Decision> {
+    let text = read("docs/operating.md");
+    let (_, text) = text.split_once("## When there is a problem\n").expect("the section");
+    let (text, _) = text.split_once("\n## ").expect("the next section");
+    let decisions = rows(text).map(|cells| {
+        let [kind, severity, after, remedy] = cells[..] else { panic!("{cells:?}") };
+        let after = if after == "at once" { "0m" } else { after };
+        let decision = Decision {
+            severity: severity.to_owned(),
+            after: after.to_owned(),
+            remedy: remedy.to_owned(),
+        };
+        (kind.trim_matches('`').to_owned(), decision)
+    });
+    decisions.collect()
+}
+
+/// Holds a file to what was made, or writes it if `FATHOM_WRITE_DOCS` is set.
+pub fn hold(name: &str, made: &str) {
+    if std::env::var_os("FATHOM_WRITE_DOCS").is_some() {
+        std::fs::write(path(name), made).unwrap();
+    } else {
+        assert!(read(name) == made, "{name} is not what was made: FATHOM_WRITE_DOCS=1 writes it");
+    }
+}
+
+/// The same for a generated part of a page, which `make` makes of what is written there.
+pub fn hold_part(name: &str, part: &str, make: impl FnOnce(&str) -> String) {
+    let _writer = WRITER.lock();
+    let page = read(name);
+    let begin = format!("<!-- {part}, generated by the tests `alerts::` -->\n");
+    let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("no {begin:?}"));
+    let (written, after) = rest.split_once(END).unwrap_or_else(|| panic!("no end of {part}"));
+    hold(name, &format!("{before}{begin}{}{END}{after}", make(written)));
+}
