@@ -1,6 +1,6 @@
-//! The commands of `docs/operating.md`, run literally one after the other: disks move in, are backed
-//! up and restored, and move out; certificates are made and used. Only the folders are others. What
-//! needs systemd or a package manager (install, rights, upgrade) is not run here.
+//! The commands of `docs/operating.md`, run literally one after the other: disks move in, are
+//! backed up and restored, and move out; certificates are made and used. Only the folders are
+//! others. What needs systemd or a package manager (install, rights, upgrade) is not run here.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
