@@ -411,6 +411,7 @@ impl Space {
             self.give_back_log();
         }
         self.give_back_hidden();
+        self.give_back_copies();
         let candidates = self.candidates();
         let holes = |segment: &u32| {
             self.layout.segment_blocks as usize - usize::from(self.used[*segment as usize])

@@ -164,10 +164,10 @@ fn a_change_of_a_disk_in_use_is_joined_with_its_requests() {
     assert_eq!(lines(&of_daemon), [format!("stop,{}", host.trim())]);
     // Each stream is exported by itself.
     let export = ["record", "--export", "all.rec", "-o", "-"];
-    assert!(run(&daemon, &export).starts_with("BlktapTS,Type,"));
+    assert!(run(&daemon, &export).starts_with("@time,BlktapTS,Type,"));
     let changes: Vec<&str> = export.into_iter().chain(["--stream", "changes"]).collect();
     let changes = run(&daemon, &changes);
-    assert!(changes.starts_with("ChangeTS,Change,VMName,VDisk,PDisk,Layer,"), "{changes}");
+    assert!(changes.starts_with("@time,ChangeTS,Change,VMName,VDisk,PDisk,Layer,"), "{changes}");
     assert!(
         changes.lines().any(|line| line.contains(",layer-added,web,a,memory,delay,")),
         "{changes}"

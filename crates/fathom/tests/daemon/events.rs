@@ -23,7 +23,8 @@ fn listen(client: &Client, disks: &[&str]) -> std::thread::JoinHandle<Vec<u8>> {
     })
 }
 
-/// The rows of a recording in the form of `fathom record --export`, without the line of names.
+/// The rows of a recording in the form of `fathom record --export`, without the line of names and
+/// without the times as people read them.
 fn exported(daemon: &Daemon, bytes: &[u8]) -> Vec<String> {
     std::fs::write(daemon.path("x.rec"), bytes).unwrap();
     let output = command(&daemon.path(""))
@@ -34,8 +35,9 @@ fn exported(daemon: &Daemon, bytes: &[u8]) -> Vec<String> {
     assert!(output.stderr.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let mut lines = text.lines().map(str::to_owned);
-    assert!(lines.next().unwrap().starts_with("BlktapTS,Type,IOOp,ReqId,Sector,Size,VMName"));
-    lines.collect()
+    let names = lines.next().unwrap();
+    assert!(names.starts_with("@time,BlktapTS,Type,IOOp,ReqId,Sector,Size,VMName"), "{names}");
+    lines.map(|line| line.split_once(',').unwrap().1.to_owned()).collect()
 }
 
 fn field(line: &str, number: usize) -> &str {

@@ -4,7 +4,7 @@
 //! device does not damage both. Copies are written while there is place: a pool that is nearly full
 //! keeps no places for them, and a page then has one copy until it is written anew.
 
-use super::Space;
+use super::{SegmentState, Space};
 use crate::pages::TableEntry;
 use crate::reserve::{Chosen, left_of};
 
@@ -47,6 +47,18 @@ impl Space {
         near
     }
 
+    /// Gives the segments back that wait for copies. They are chosen again if there is place.
+    pub(super) fn give_back_copies(&mut self) {
+        for chosen in self.copies.waiting.drain(..) {
+            self.states[chosen.segment as usize] = SegmentState::Idle;
+        }
+    }
+
+    /// The free places of the segments that wait for copies.
+    pub(super) fn lent_to_copies(&self) -> u64 {
+        self.copies.waiting.iter().map(|chosen| chosen.left() as u64).sum()
+    }
+
     /// Chooses segments for the copies of the pages of the next checkpoints. `idle` places are free
     /// in the candidates, of which those that are chosen are removed. Returns how many places were
     /// chosen.
@@ -56,6 +68,11 @@ impl Space {
         idle: usize,
         page_places: usize,
     ) -> usize {
+        if idle < LEFT_SHARE * page_places {
+            if let Some(open) = self.copies.open.take() {
+                self.states[open.segment as usize] = SegmentState::Spent;
+            }
+        }
         let before = self.copies.left() + left_of(&self.copies.prepared);
         let blocks = self.layout.segment_blocks as usize;
         if before >= page_places || !self.rules.copies_pages {

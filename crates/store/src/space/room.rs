@@ -17,10 +17,10 @@ impl Space {
         self.spare + chosen.map(|chosen| chosen.left().saturating_sub(1) as u64).sum::<u64>()
     }
 
-    /// The places that the next checkpoint may add to the room: those that became free, and those
-    /// of headers.
+    /// The places that the next checkpoint may add to the room: those that became free, those of
+    /// headers, and those of second copies of pages, which are chosen only where there is room.
     pub(crate) fn returning(&self) -> u64 {
-        self.freed + self.headers
+        self.freed + self.headers + self.lent_to_copies()
     }
 
     /// The places that became free in a segment after it was chosen.
