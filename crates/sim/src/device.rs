@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The size of a block, in bytes.
 pub const DEVICE_BLOCK: u64 = 4096;
@@ -20,6 +21,8 @@ const DEVICE_SIZE: u64 = 24 << 20;
 /// The size of the tmpfs, in bytes. The space that the device does not use is filled to break
 /// blocks.
 const STORE_SIZE: u64 = 25 << 20;
+/// How long a file system may stay in use.
+const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A mounted file system whose blocks can be broken. Dropping this removes the file system and the
 /// device.
@@ -48,13 +51,17 @@ impl FaultyDevice {
         }
     }
 
-    /// Unmounts the file system; the device stays.
+    /// Unmounts the file system; the device stays. Waits for a process that has been killed: the
+    /// kernel closes the files of its rings some time later.
     ///
     /// # Panics
-    /// When a file on it is open.
+    /// When a file on it stays open.
     pub fn unmount(&mut self) {
-        run_command(Command::new("umount").arg(self.mount()))
-            .expect("the file system is not in use");
+        let begun = Instant::now();
+        while let Err(error) = run_command(Command::new("umount").arg(self.mount())) {
+            assert!(begun.elapsed() < UNMOUNT_TIME_MAX, "the file system is in use: {error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         self.mounted = false;
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A page has 512 words. In a leaf each is a [`MapEntry`](crate::entry::MapEntry), in a page above
 //! it the number of the page below. The page table has, for each number, where the page is on the
-//! device, in up to two copies, its birth and its checksum. So a page that is written to a new place
-//! keeps its number, and no page above it changes.
+//! device, in up to two copies, its birth and its checksum. So a page that is written to a new
+//! place keeps its number, and no page above it changes.
 //!
 //! Changed pages stay in memory until a checkpoint has written them.
 

@@ -50,7 +50,7 @@ const LOSSES: u64 = 24;
 /// How many hosts live at a time: they wait for most of their time.
 const LIVES: usize = 3;
 /// The most further seeds, until each kind of event was drawn.
-const SEEDS_MORE_MAX: u64 = 6;
+const SEEDS_MORE_MAX: u64 = 16;
 /// The options of the cache.
 const CACHE_OPTIONS: [&str; 8] =
     ["--size", "8M", "--log", "1M", "--logs", "1", "--block-size", "16K"];
