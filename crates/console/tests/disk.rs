@@ -468,6 +468,13 @@ fn checks_find_problems() {
     assert!(status == 1 && stderr.contains("fathom disk create"), "{stderr}");
 }
 
+/// Makes the image `raw.img`, of 16 MiB with some data.
+fn make_raw(directory: &Path) {
+    let raw = fs::File::create(directory.join("raw.img")).expect("it is made");
+    raw.set_len(16 << 20).expect("it grows");
+    raw.write_all_at(&[7; 10_000], 5 << 20).expect("it is written");
+}
+
 #[test]
 fn formats_of_qemu_img_are_imported() {
     if !has("qemu-img") {
@@ -475,9 +482,7 @@ fn formats_of_qemu_img_are_imported() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
-    let raw = fs::File::create(directory.join("raw.img")).expect("it is made");
-    raw.set_len(16 << 20).expect("it grows");
-    raw.write_all_at(&[7; 10_000], 5 << 20).expect("it is written");
+    make_raw(directory);
     for format in ["qcow2", "vmdk", "vdi"] {
         let source = format!("a.{format}");
         let target = format!("{format}.img");
@@ -521,10 +526,7 @@ fn an_overlay_has_the_content_of_its_template() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
-    let raw = fs::File::create(directory.join("raw.img")).expect("it is made");
-    raw.set_len(16 << 20).expect("it grows");
-    raw.write_all_at(&[7; 10_000], 5 << 20).expect("it is written");
-    drop(raw);
+    make_raw(directory);
     let made = from("a.qcow2", "raw.img", &["--format=qcow2", "--json"]);
     let made = json(directory, &made);
     assert_eq!((&made["format"], &made["template_format"]), (&"qcow2".into(), &"raw".into()));
