@@ -109,7 +109,7 @@ fn a_query_counts_what_the_tap_counts() {
     let grouped = "select VDisk, IOOp, count(*) as requests, sum(Size) as sectors \
                    from IOstream where Type = 'R' and IOOp <> 'f' group by VDisk, IOOp";
     // On a busy host a queue's thread may be delayed before it passes on its events.
-    let patient = ["--limit-lateness", "1s"];
+    let patient = ["--limit-lateness", "5s"];
     let both = [&["--disk", "a", "--disk", "b"], &patient[..]].concat();
     let csv = Query::start(&daemon, "csv", &[&[grouped, "--csv"], &both[..]].concat());
     let rows = "select VDisk, IOOp, ReqId, Size from IOstream where Type = 'R' and IOOp <> 'f'";
