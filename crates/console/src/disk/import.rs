@@ -96,15 +96,7 @@ pub(super) fn run(options: &ImportOptions) -> CommandResult {
         }
     }
     let failed = |error: &io::Error| Failure::io("write", target, error);
-    let interrupted = Interrupted::watch().map_err(|error| failed(&error))?;
-    let part = {
-        // While the lock is held, no signal ends the process: the file is removed on a signal only
-        // once `removed` names it.
-        let mut removed = interrupted.part();
-        let part = part(target, source.virtual_size).map_err(|error| failed(&error))?;
-        *removed = Some(part.path().to_owned());
-        part
-    };
+    let (part, interrupted) = part(target, source.virtual_size).map_err(|error| failed(&error))?;
     convert(options, &source_path, &source, part.path())?;
     finish(part, target, options.force, &interrupted).map_err(|error| failed(&error))?;
     let metadata = fs::metadata(target).map_err(|error| Failure::io("read", target, &error))?;
@@ -198,8 +190,12 @@ fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> CommandResult {
 }
 
 /// Creates a file beside the target, with access for its owner only. It is renamed to the target
-/// when it is complete.
-pub(super) fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
+/// when it is complete, and removed when a signal ends the process before.
+pub(super) fn part(target: &Path, size: u64) -> io::Result<(NamedTempFile, Interrupted)> {
+    let interrupted = Interrupted::watch()?;
+    // While the lock is held, no signal ends the process: the file is removed on a signal only once
+    // `removed` names it.
+    let mut removed = interrupted.part();
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".");
     let folder = parent(target).unwrap_or(Path::new("."));
@@ -207,7 +203,9 @@ pub(super) fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
     let part = tempfile::Builder::new().prefix(&name).suffix(".part").tempfile_in(folder)?;
     // Disks are made of whole sectors.
     part.as_file().set_len(size.next_multiple_of(512))?;
-    Ok(part)
+    *removed = Some(part.path().to_owned());
+    drop(removed);
+    Ok((part, interrupted))
 }
 
 fn parent(path: &Path) -> Option<&Path> {
@@ -242,10 +240,15 @@ pub(super) fn absent(error: &io::Error) -> Failure {
     }
 }
 
-fn refused(source: &str, output: &Output) -> Failure {
+/// Why `qemu-img` has failed.
+pub(super) fn reason(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.lines().next().unwrap_or("no reason given");
-    let line = line.strip_prefix("qemu-img: ").unwrap_or(line);
+    line.strip_prefix("qemu-img: ").unwrap_or(line).to_owned()
+}
+
+fn refused(source: &str, output: &Output) -> Failure {
+    let line = reason(output);
     let failure = Failure::new(format!("qemu-img cannot read {source}: {line}"));
     if line.contains("lock") {
         failure.advise("the image is in use: stop the virtual machine first")

@@ -22,8 +22,7 @@ use super::{
     claim::{Claim, in_use, own_folders},
     create::check_size,
     exact, holders,
-    import::{absent, claim_existing, finish, part, qemu_image_info},
-    interrupted::Interrupted,
+    import::{absent, claim_existing, finish, part, qemu_image_info, reason},
 };
 use crate::{
     failure::{CommandResult, Failure},
@@ -70,13 +69,7 @@ pub(super) fn run(wanted: &Wanted<'_>, template: &Path) -> CommandResult {
     // Held until the new image has been renamed to the target.
     let _replaced = claim_existing(wanted.path, wanted.force)?;
     let failed = |error: &std::io::Error| Failure::io("create", wanted.path, error);
-    let interrupted = Interrupted::watch().map_err(|error| failed(&error))?;
-    let part = {
-        let mut removed = interrupted.part();
-        let part = part(wanted.path, 0).map_err(|error| failed(&error))?;
-        *removed = Some(part.path().to_owned());
-        part
-    };
+    let (part, interrupted) = part(wanted.path, 0).map_err(|error| failed(&error))?;
     match format {
         ImageFormat::Raw => template.share_blocks(&part, wanted.path, size)?,
         _ => template.overlay(&part, wanted.path, size)?,
@@ -175,11 +168,8 @@ impl Template {
             .output()
             .map_err(|error| absent(&error))?;
         if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            let line = text.lines().next().unwrap_or("no reason given");
-            let line = line.strip_prefix("qemu-img: ").unwrap_or(line);
-            let path = path.display();
-            return Err(Failure::new(format!("qemu-img cannot create {path}: {line}")));
+            let (path, why) = (path.display(), reason(&output));
+            return Err(Failure::new(format!("qemu-img cannot create {path}: {why}")));
         }
         // QEMU opens the file by its name, and leaves its mode alone.
         let private = fs::Permissions::from_mode(0o600);
