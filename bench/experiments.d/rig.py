@@ -207,7 +207,7 @@ class Results:
                 whole, end, self.rest = (self.rest + chunk).rpartition(b"\n")
                 self.rows += whole.count(b"\n") + len(end)
                 self.rows -= len(re.findall(rb"(?m)^@query,", whole))
-                for row in re.finditer(rb"(?m)^1,(\d+),([+-]),(\d+),", whole):
+                for row in re.finditer(rb"(?m)^1,[^,]+,(\d+),([+-]),(\d+),", whole):
                     self.rows -= 1
                     self.last_ns = int(row[1])
                     self.balance += 1 if row[2] == b"+" else -1

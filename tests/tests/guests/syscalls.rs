@@ -231,7 +231,7 @@ impl Scene {
         let mut count = 0;
         for line in csv.lines().filter(|line| line.contains("probe") && line.contains("/direct")) {
             // Rows also leave the windows.
-            let [_, "+", .., waited, took] = line.split(',').collect::<Vec<_>>()[..] else {
+            let [_, _, "+", .., waited, took] = line.split(',').collect::<Vec<_>>()[..] else {
                 continue;
             };
             let times = (waited.parse::<u64>(), took.parse::<u64>());

@@ -35,7 +35,10 @@ fn shared(more: &str) -> Option<Daemon> {
     let open = |path: &Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o755));
     open(folder.path()).unwrap();
     let program = folder.path().join("fathom");
-    std::fs::copy(env!("CARGO_BIN_EXE_fathom"), &program).unwrap();
+    // By another process: a child of another test would have the file open for writing, and a
+    // program that somebody may write does not start.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fathom")).arg(&program).status();
+    assert!(copied.unwrap().success());
     open(&program).unwrap();
     let groups = format!("control_group = \"{}\"\nview_group = \"{}\"\n", ADMIN.0, VIEW.0);
     Some(Daemon::start_in(folder, &format!("[daemon]\n{groups}{more}{DISK}")))
