@@ -16,6 +16,7 @@
 //!   change sets; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
 //! - `scrub`: verifies a pool in use.
+//! - `reclaim`: what deletions would free.
 //! - `guarantee`: places that stay free for volumes.
 //! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
@@ -54,6 +55,7 @@ mod pages;
 mod pool;
 mod queue;
 mod recent;
+mod reclaim;
 mod record;
 mod recover;
 mod refusal;
@@ -87,6 +89,7 @@ pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
 pub use options::PoolOptions;
 pub use pool::{DOMAIN, Pool, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
+pub use reclaim::{ReclaimReport, Reclaimable};
 pub use recover::Recovered;
 pub use refusal::PoolRefusal;
 #[doc(hidden)]
