@@ -42,6 +42,7 @@ mod pool;
 mod problem;
 mod processes;
 mod query;
+mod reclaim;
 mod scrub;
 mod statistics;
 mod stream;
@@ -115,6 +116,7 @@ pub use processes::{
     CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,
 };
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
+pub use reclaim::{DeletionEntry, ReclaimEntry, TogetherEntry};
 pub use scrub::{DamageOf, DamagedPart, ScrubEntry, ScrubPhase};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::{AnswerStream, Recording, RecordingQuery};

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::client::{Client, ClientError};
 use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
 use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
+use crate::reclaim::ReclaimEntry;
 use crate::scrub::ScrubEntry;
 use crate::written::WRITTEN_FILES;
 
@@ -65,6 +66,9 @@ pub struct PoolEntry {
     /// Its verification in progress, or the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scrub: Option<ScrubEntry>,
+    /// What deletions would free: the search in progress, or the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reclaim: Option<ReclaimEntry>,
     /// The volumes, in the order in which they were made.
     pub volumes: Vec<VolumeEntry>,
 }
@@ -181,6 +185,15 @@ pub enum PoolChange {
     },
     /// Ends the verification in progress.
     EndCheck,
+    /// Begins to find what deletions would free.
+    FindReclaimable {
+        /// What is to be deleted together, besides each volume and snapshot alone: `VOLUME`,
+        /// `VOLUME@SNAPSHOT`, or `VOLUME@*` for all snapshots of a volume.
+        #[serde(default)]
+        together: Vec<String>,
+    },
+    /// Ends that search.
+    EndReclaimable,
     /// Deletes a volume that no disk uses. Its snapshots stay.
     Delete {
         /// Its name.
@@ -281,6 +294,7 @@ impl PoolEntry {
             damage: pool.damage(),
             warning: None,
             scrub: pool.scrub().as_ref().map(ScrubEntry::of),
+            reclaim: None,
             volumes: volumes.into_values().collect(),
         }
     }
@@ -312,6 +326,9 @@ impl PoolChange {
                 pool.scrub().into_iter().for_each(|scrub| pool.end_scrub(scrub.number));
                 Ok(())
             }
+            // A daemon searches in the background.
+            Self::FindReclaimable { together } => ReclaimEntry::check_names(pool, together),
+            Self::EndReclaimable => Ok(()),
             Self::Delete { volume } => pool.delete_volume(volume),
             Self::Rename { volume, to } => pool.rename_volume(volume, to),
             Self::Snapshot { name, .. } if name.starts_with(RULE_PREFIX) => {

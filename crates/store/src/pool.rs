@@ -235,6 +235,11 @@ impl Pool {
         })
     }
 
+    /// How many volumes and snapshots are open.
+    pub fn open_count(&self) -> usize {
+        self.inner.shared.access(|state| state.users.len())
+    }
+
     /// What was found to be wrong with the pool.
     pub fn damage(&self) -> Option<String> {
         self.inner.shared.access(|state| state.damage.clone())

@@ -121,6 +121,11 @@ struct Survey<'a> {
 }
 
 impl Pool {
+    /// About as many visits as a search makes at most: see [`reclaimable`](Self::reclaimable).
+    pub fn map_visits(&self) -> u64 {
+        3 * self.inner.shared.access(|state| u64::from(state.pages.count()))
+    }
+
     /// Finds what deleting each of these groups of volumes and snapshots would free, by their
     /// numbers ([`Volume::id`](crate::Volume::id), [`Snapshot::id`](crate::Snapshot::id)). What is
     /// in no group stays in each case; a number that is in two groups belongs to the first of
@@ -233,10 +238,7 @@ impl Survey<'_> {
     }
 
     /// The pages, as far as they can be read.
-    fn read(
-        &mut self,
-        lot: Vec<Visit>,
-    ) -> Result<Vec<(Visit, TableEntry, Arc<Page>)>, PoolError> {
+    fn read(&mut self, lot: Vec<Visit>) -> Result<Vec<(Visit, TableEntry, Arc<Page>)>, PoolError> {
         self.report.visited_pages += lot.len() as u64;
         let mut found = Vec::with_capacity(lot.len());
         let mut missing = lot;
@@ -331,7 +333,9 @@ impl Survey<'_> {
         }
         for index in 0..WORDS {
             let place = Pages::leaf_entry(page, index).ok().filter(|entry| !entry.is_hole());
-            let Some(place) = place.and_then(|entry| self.layout.place(entry.block())) else { continue };
+            let Some(place) = place.and_then(|entry| self.layout.place(entry.block())) else {
+                continue;
+            };
             match phase {
                 Phase::Find if visit.is_several || self.seen.has(place) => {
                     self.several.set(place);

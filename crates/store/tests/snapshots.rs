@@ -236,7 +236,8 @@ impl World {
         let volumes = self.pool.volumes();
         let of = |id: u32| volumes.iter().find(|volume| volume.id == id);
         let named = self.pool.snapshots().into_iter();
-        let named: Vec<_> = named.filter_map(|it| Some((of(it.volume)?.name.clone(), it))).collect();
+        let named: Vec<_> =
+            named.filter_map(|it| Some((of(it.volume)?.name.clone(), it))).collect();
         let all = volumes.iter().map(|it| it.id).chain(named.iter().map(|(_, it)| it.id));
         let mut groups: Vec<Vec<u32>> = all.map(|id| vec![id]).collect();
         let count = self.random.usize(..=groups.len());

@@ -7,6 +7,7 @@ mod check;
 mod copy;
 mod estimate;
 mod make;
+mod reclaimable;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,6 +63,8 @@ Examples:
     Export(copy::ExportOptions),
     /// Read images, and say what a pool would save of them
     Estimate(estimate::EstimateOptions),
+    /// Find what deleting each volume and each snapshot would free
+    Reclaimable(reclaimable::ReclaimableOptions),
     /// Check a pool: its maps, and the content of each block; also while it is used
     Check(check::PoolCheckOptions),
 }
@@ -195,6 +198,7 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         StoreCommand::Import(options) => copy::import(options),
         StoreCommand::Export(options) => copy::export(options),
         StoreCommand::Estimate(options) => estimate::run(options),
+        StoreCommand::Reclaimable(options) => reclaimable::run(options),
         StoreCommand::Check(options) => check::run(options),
     }
 }

@@ -368,3 +368,68 @@ fn the_daemon_and_the_command_find_what_has_changed() {
     let offline = diff(folder.path(), &["one", "x", "y", "--store", "pool"]);
     assert_eq!(offline, expected);
 }
+
+/// What deleting something would free, in blocks, by volume and snapshot.
+fn reclaimable(folder: &Path, together: &[&str]) -> (Vec<(String, u64)>, Option<u64>) {
+    let words = [&["store", "reclaimable", "pool", "--json"], together].concat();
+    let found: serde_json::Value = serde_json::from_str(&run(folder, &words).unwrap()).unwrap();
+    assert_eq!((&found["running"], &found["unread_pages"]), (&false.into(), &0.into()));
+    let deletions = found["deletions"].as_array().unwrap().iter();
+    let deletions = deletions.map(|it| {
+        let name = |key: &str| it[key].as_str().unwrap_or_default().to_owned();
+        (format!("{}@{}", name("volume"), name("snapshot")), it["bytes"].as_u64().unwrap() / 4096)
+    });
+    (deletions.collect(), found["together"]["bytes"].as_u64().map(|bytes| bytes / 4096))
+}
+
+#[test]
+fn it_is_known_what_a_deletion_would_free() {
+    const UNIT: usize = 64 * 4096;
+    let daemon = Daemon::start_in(prepared(), CONFIGURATION);
+    let folder = daemon.path("");
+    let mut one = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut two = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    let drawn = |length: usize| -> Vec<u8> { (0..length).map(|_| fastrand::u8(..)).collect() };
+    // A unit is 64 blocks. The same four in two volumes: neither has them alone.
+    let content = drawn(4 * UNIT);
+    one.write(0, &content);
+    two.write(0, &content);
+    run(&folder, &["snapshot", "create", "a", "--name", "s"]).unwrap();
+    one.write(0, &drawn(UNIT));
+    two.write(0, &drawn(2 * UNIT));
+    run(&folder, &["snapshot", "create", "a", "--name", "t"]).unwrap();
+    let check = |(found, together): (Vec<(String, u64)>, Option<u64>), all: u64| {
+        let blocks = |name: &str| found.iter().find(|(other, _)| other == name).unwrap().1;
+        // Maps are a few pages, each in two copies.
+        let is_about = |found: u64, units: u64| (0..48).contains(&(found - 64 * units));
+        // What was overwritten in both is in the snapshot alone.
+        assert!(is_about(blocks("one@s"), 1), "{found:?}");
+        assert!(is_about(blocks("two@"), 2), "{found:?}");
+        assert!(is_about(blocks("one@"), 0) && is_about(blocks("one@t"), 0), "{found:?}");
+        assert!(is_about(together.unwrap(), all), "{together:?} instead of {all}");
+    };
+    check(reclaimable(&folder, &["one", "one@*"]), 3);
+    check(reclaimable(&folder, &["one", "one@*", "two"]), 7);
+    let reclaim = entry(&daemon).reclaim.unwrap();
+    assert!(reclaim.ended_s >= Some(reclaim.begun_s) && reclaim.error.is_none());
+    let text = run(&folder, &["store", "reclaimable", "pool", "one@s", "two"]).unwrap();
+    assert!(text.contains("together, one@s, two free "), "{text}");
+    let refused = run(&folder, &["store", "reclaimable", "pool", "one@none"]).unwrap_err();
+    assert!(refused.contains("no such snapshot"), "{refused}");
+    // The last disks leave while a search may be in progress: the pool is closed all the same.
+    drop((one, two));
+    let pool = daemon.path("pool");
+    let find = PoolChange::FindReclaimable { together: Vec::new() };
+    daemon.client().change_pool(&pool, find).unwrap();
+    for disk in ["a", "b"] {
+        run(&folder, &["disk", "remove", disk]).unwrap();
+    }
+    daemon.until("the pool is closed", || reclaimable_alone(&folder).is_ok());
+    check(reclaimable(&folder, &["one", "one@*", "two"]), 7);
+    daemon.end();
+}
+
+/// A search in a pool that no disk uses.
+fn reclaimable_alone(folder: &Path) -> Result<String, String> {
+    run(folder, &["store", "reclaimable", "pool"])
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use fathom_control::{ErrorBody, endpoints};
 
+use super::reclaims::Reclaims;
 use super::sending::Sending;
 use super::written::WrittenRecords;
 use crate::configuration::Configuration;
@@ -16,7 +17,7 @@ use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, Served};
-use crate::stores::pools::Pools;
+use crate::stores::pools::{Pools, pool_path};
 
 /// See the module.
 pub(crate) struct VolumesOfPools;
@@ -25,18 +26,21 @@ pub(crate) struct VolumesOfPools;
 #[derive(Clone)]
 struct DiskPool {
     pools: Pools,
+    reclaims: Reclaims,
     path: PathBuf,
 }
 
 impl Feature for VolumesOfPools {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Sending::default());
+        parts.add(Reclaims::default());
         parts.add(WrittenRecords::default());
     }
 
     fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
         if stage == Ending::Observers {
             daemon.part::<Sending>().stop();
+            daemon.part::<Reclaims>().stop();
         }
         Vec::new()
     }
@@ -44,13 +48,18 @@ impl Feature for VolumesOfPools {
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
         if let Some(path) = &disk.definition.store {
             let pools = disk.shared.of::<Pools>().clone();
-            disk.parts.add(DiskPool { pools, path: path.clone() });
+            let reclaims = disk.shared.of::<Reclaims>().clone();
+            disk.parts.add(DiskPool { pools, reclaims, path: path.clone() });
         }
         Ok(())
     }
 
     fn leaving(&self, served: &Served, stage: Leaving) -> io::Result<()> {
         if let (Leaving::Drained, Some(pool)) = (stage, served.part::<DiskPool>()) {
+            // Without another disk, a search would be all that keeps the pool open.
+            if pool.pools.find(&pool.path).is_none_or(|pool| pool.open_count() <= 1) {
+                pool.reclaims.end(&pool_path(&pool.path));
+            }
             pool.pools.leave(&pool.path);
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 pub(crate) mod bitmaps;
 pub(crate) mod feature;
+mod reclaims;
 mod sending;
 pub(crate) mod snapshot;
 mod written;
@@ -21,6 +22,7 @@ use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::stores::pools::{Pools, pool_path};
+use reclaims::Reclaims;
 use snapshot::SnapshotRequest;
 
 impl Daemon {
@@ -35,7 +37,8 @@ impl Daemon {
             self.disk_of_volume(path, volume).map(|served| served.disk.name().to_owned())
         };
         let scrub = self.scrub_of(path, pool);
-        PoolEntry { scrub, ..PoolEntry::of(path, pool, disk_of) }
+        let reclaim = self.part::<Reclaims>().entry(path);
+        PoolEntry { scrub, reclaim, ..PoolEntry::of(path, pool, disk_of) }
     }
 
     /// The disk that has a volume of the pool at `path`.
@@ -74,6 +77,10 @@ impl Daemon {
                     freeze,
                 })?;
             }
+            PoolChange::FindReclaimable { together } => {
+                self.part::<Reclaims>().begin(path, &pool, together)?;
+            }
+            PoolChange::EndReclaimable => self.part::<Reclaims>().end(path),
             PoolChange::Check { maps_only } => self.check_pool(path, &pool, *maps_only),
             other => other.carry_out(&pool, time_s).map_err(refused)?,
         }
