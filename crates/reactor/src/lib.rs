@@ -35,6 +35,8 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 const NO_OWNER: u16 = u16::MAX;
 /// The bit of a submission's mark that means that the submission uses no memory of its owner.
 const USES_NO_MEMORY: u16 = 1 << 15;
+/// `IORING_ENTER_GETEVENTS`: the kernel looks for completions.
+const ENTER_GETEVENTS: u32 = 1;
 /// How long a dropped reactor waits for operations in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// How long it waits if some of them are known not to end soon.
@@ -474,6 +476,7 @@ impl Reactor {
         self.false_alarm = false;
         let result = match limit {
             None => self.ring.submit_and_wait(1),
+            Some(limit) if limit.is_zero() => self.look(),
             Some(limit) => {
                 let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
                 self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
@@ -495,6 +498,13 @@ impl Reactor {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Submits the entries in the ring, and lets the kernel do its deferred work, without a timer.
+    fn look(&mut self) -> io::Result<usize> {
+        let entries = self.ring.submission().len() as u32;
+        // SAFETY: There is no argument. The entries are those of `submit`.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(entries, 0, ENTER_GETEVENTS, None) }
     }
 
     /// Whether [`collect`](Self::collect) would find an event now. Reads two shared words and makes
@@ -535,10 +545,9 @@ impl Reactor {
         if self.ring.completion().is_empty() && self.has_deferred() {
             // Entering the kernel posts them.
             self.fill();
-            let now = Timespec::new();
-            match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&now)) {
+            match self.look() {
                 Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
-                Err(error) if error.raw_os_error() == Some(libc::ETIME) || is_transient(&error) => {
+                Err(error) if is_transient(&error) => {
                     self.unsubmitted = self.backlog.len() + self.ring.submission().len();
                 }
                 Err(error) => return Err(error),

@@ -117,8 +117,8 @@ impl SimBackend {
             options.capacity,
             "the length of an image is its disk's capacity"
         );
-        let allocated: Vec<bool> =
-            image.chunks(SECTOR_BYTES).map(|sector| sector.iter().any(|byte| *byte != 0)).collect();
+        let has_content = |sector: &[u8]| sector != &[0; SECTOR_BYTES][..sector.len()];
+        let allocated: Vec<bool> = image.chunks(SECTOR_BYTES).map(has_content).collect();
         let allocated_bytes = allocated.iter().filter(|taken| **taken).count() as u64 * SECTOR;
         let state = State {
             visible: image.clone(),

@@ -64,8 +64,9 @@ pub fn disk_under(layers: Vec<Arc<dyn Layer>>, backend: Arc<dyn Backend>) -> Arc
 pub fn content(backend: Arc<dyn Backend>) -> Vec<u8> {
     let capacity = backend.capacity();
     let mut queue = OneRequest::open(&disk(backend));
-    let chunks = (0..capacity).step_by(64 << 10);
-    chunks
-        .flat_map(|at| queue.read(at, (capacity - at).min(64 << 10)).expect("a sound read"))
-        .collect()
+    let mut content = Vec::with_capacity(capacity as usize);
+    for at in (0..capacity).step_by(64 << 10) {
+        content.extend(queue.read(at, (capacity - at).min(64 << 10)).expect("a sound read"));
+    }
+    content
 }
