@@ -33,6 +33,7 @@ mod limits;
 mod live;
 mod log_decisions;
 mod log_recovery;
+mod lost_exports;
 mod lost_marks;
 mod lost_writes;
 mod metrics;

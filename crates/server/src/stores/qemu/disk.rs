@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::{
@@ -10,7 +11,7 @@ use fathom_block::{
 };
 use fathom_failure::Failure;
 use fathom_image::ChainLink;
-use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
+use fathom_nbd::{ExportRecord, NbdUri, RemoteDisk, RemoteOptions};
 
 use super::spawn::{EXPORT, Spawning};
 use super::supervisor::StorageDaemon;
@@ -22,15 +23,19 @@ pub(crate) struct QemuDisk {
 }
 
 impl QemuDisk {
-    /// Starts the storage daemon and connects to it.
-    pub(super) fn open(spawning: Spawning, timeout: Option<Duration>) -> Result<Self, Failure> {
+    /// Starts the storage daemon and connects to it. `record` is for later daemons.
+    pub(super) fn open(
+        spawning: Spawning,
+        timeout: Option<Duration>,
+        record: Option<Arc<dyn ExportRecord>>,
+    ) -> Result<Self, Failure> {
         let socket = spawning.socket.display().to_string();
         let uri = format!("nbd+unix:///{EXPORT}?{}", query("socket", &socket));
         let read_only = spawning.is_read_only;
         let mut options = RemoteOptions { read_only, ..RemoteOptions::new(NbdUri::parse(&uri)?) };
         options.timeout = timeout.unwrap_or(options.timeout);
         let daemon = StorageDaemon::start(spawning)?;
-        let remote = RemoteDisk::open(&options)?;
+        let remote = RemoteDisk::open_recorded(&options, record)?;
         Ok(Self { remote, daemon })
     }
 
