@@ -22,15 +22,15 @@ pub enum Earlier {
 /// The connection over which changes were acknowledged tells whether their server still has them:
 /// the kernel closes it when the server ends. So somebody who outlives the daemon holds it.
 pub trait ExportRecord: Send + Sync {
-    /// A connection is about to be made.
-    fn connecting(&self) {}
-
     /// What an earlier daemon has left. A new connection to the server exists already, so that a
     /// server that ends from now on is noticed by it. Waits for some seconds at most.
     fn examine(&self) -> Earlier;
 
     /// Closes the connections that an earlier daemon has left: the server may serve only one.
     fn let_go(&self);
+
+    /// The server has agreed on a connection. What is not flushed will be sent again over it.
+    fn agreed(&self) {}
 
     /// A connection over which requests follow. Its server has all changes that are not flushed.
     fn connected(&self, connection: BorrowedFd<'_>);

@@ -174,7 +174,6 @@ async fn begin(
         return reach(options, secure).await.map(|(stream, _, export)| (stream, export));
     };
     let silent = |_| Failure::new(SILENT);
-    record.connecting();
     let connected = timeout(CONNECT_TIME_MAX, connect(&options.uri.transport)).await;
     let (stream, socket) = connected.map_err(silent)??;
     let earlier = record.examine();
@@ -192,6 +191,7 @@ async fn begin(
     };
     let (mut stream, export) = negotiated?;
     can_be_used(options, &export)?;
+    record.agreed();
     record.connected(socket.as_fd());
     match earlier {
         Earlier::Nothing => {}
@@ -300,13 +300,13 @@ impl Remote {
         // used.
         let renewed = self.options.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
         let secure = renewed.as_ref().or(self.secure.as_ref());
-        if let Some(record) = &self.shared.record {
-            record.connecting();
-        }
         let reached = reach(&self.options, secure).await;
         let (mut stream, socket, export) = reached.map_err(|failure| format!("{failure:#}"))?;
         if let Some(difference) = self.difference(&export) {
             return Err(format!("the export is not what it was: {difference}"));
+        }
+        if let Some(record) = &self.shared.record {
+            record.agreed();
         }
         let repeated = repeat(&mut stream, state).await;
         if repeated.is_err() {

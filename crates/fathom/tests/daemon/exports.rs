@@ -70,7 +70,19 @@ impl Server {
     }
 
     pub fn signal(&self, signal: i32) {
-        kill(self.child.as_ref().unwrap(), signal);
+        let child = self.child.as_ref().unwrap();
+        kill(child, signal);
+        // Each thread stops by itself.
+        let is_running = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().flatten();
+            tasks.into_iter().any(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                !stat.rsplit(") ").next().unwrap_or_default().starts_with('T')
+            })
+        };
+        while signal == libc::SIGSTOP && is_running() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn kill(&mut self) {
@@ -377,7 +389,7 @@ fn what_cannot_be_served_says_why() {
         (|disk| disk.direct = true, "`direct`"),
         (
             |disk| disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()],
-            "no writable raw image",
+            "no writable image that can be marked",
         ),
     ];
     for (more, part) in wrong {

@@ -37,13 +37,13 @@ pub fn create(folder: &Path, name: &str, format: &str, options: &[&str]) -> Opti
 }
 
 /// An image that has no errors but clusters that nothing uses, which a kill may leave.
-fn check(folder: &Path, name: &str) {
+pub fn check(folder: &Path, name: &str) {
     let output = qemu(folder, &["qemu-img", "check", name]).unwrap();
     assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
 }
 
 /// Compares an image with what was written.
-fn compare(folder: &Path, name: &str, content: &Content) {
+pub fn compare(folder: &Path, name: &str, content: &Content) {
     let expected = File::create(folder.join("expected")).unwrap();
     for (block, byte) in (0..).zip(&content.0) {
         expected.write_all_at(&[*byte; 4096], block * 4096).unwrap();
@@ -283,6 +283,7 @@ fn what_an_image_may_not_name_is_refused() {
         added.map_err(|error| error.to_string())
     };
     let wal = |disk: &mut DiskDefinition| {
+        disk.format = Some(ImageFormat::Vdi);
         disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()];
     };
     let more: [(&str, Change<'_>, &str); 7] = [
@@ -291,7 +292,7 @@ fn what_an_image_may_not_name_is_refused() {
         ("web.qcow2", &|_| {}, "is no path"),
         ("far.qcow2", &|disk| disk.format = None, "looks like a qcow2 image"),
         ("far.qcow2", &|disk| disk.format = Some(ImageFormat::Vdi), "no vdi image"),
-        ("far.qcow2", &wal, "no writable raw image"),
+        ("far.qcow2", &wal, "no writable image that can be marked"),
         ("a.qcow2", &|_| {}, "a writer cannot share it"),
     ];
     for (image, change, part) in more {

@@ -23,6 +23,7 @@ mod freezes;
 mod giants;
 mod guarantees;
 mod idle;
+mod image_logs;
 mod images;
 mod intercept;
 mod keepsakes;

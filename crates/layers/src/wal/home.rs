@@ -46,6 +46,8 @@ pub(super) struct WriteBack {
     /// What home had counted before the first copy; see
     /// [`Backend::losses`](fathom_block::Backend::losses).
     losses: u64,
+    /// Whether a change of home that was given up may have taken effect after the round's.
+    is_late: bool,
     /// The time since when the log has had the changes, in nanoseconds.
     pub(super) since_ns: u64,
     agenda: Agenda,
@@ -118,7 +120,8 @@ impl WalQueue {
             if write_back.in_flight > 0 {
                 return;
             }
-            if write_back.is_flushing && self.home.losses() != write_back.losses {
+            let is_doubtful = self.home.losses() != write_back.losses || write_back.is_late;
+            if write_back.is_flushing && is_doubtful {
                 write_back.failed.get_or_insert(ErrorKind::Io);
                 return self.abandon_round(next);
             }
@@ -245,6 +248,12 @@ impl WalQueue {
             return None;
         }
         let now_ns = next.now_ns();
+        if self.home.may_act_late() {
+            // It could replace what the round writes, which the log would not have any more.
+            self.background.rest();
+            next.wake_at(now_ns.saturating_add(RETRY_NS));
+            return None;
+        }
         // Whether the round may begin, and what it would write back.
         let ready = self.inner.shared.access(|state| {
             if state.failed.is_some() {
@@ -308,6 +317,7 @@ impl WalQueue {
             last,
             shown,
             losses: self.home.losses(),
+            is_late: false,
             since_ns,
             agenda,
             sample: Sample::default(),
@@ -402,6 +412,7 @@ impl WalQueue {
     fn part_completed(&mut self, outcome: Outcome, now_ns: u64) {
         let Some(write_back) = &mut self.write_back else { return };
         write_back.in_flight -= 1;
+        write_back.is_late |= self.home.may_act_late();
         if std::mem::take(&mut write_back.is_step) {
             self.background.end(now_ns);
         }

@@ -54,6 +54,9 @@ impl Feature for Stores {
         let qemu = disk.shared.of::<QemuDisks>().find(&disk.definition.name);
         if let Some(qemu) = qemu.filter(|_| by_qemu) {
             disk.parts.add(ImageChain(qemu::files(qemu.chain())));
+            if !qemu::has_whole_log(disk.definition) {
+                qemu.leave_log();
+            }
         }
         // The model of a disk with a volume is that of its pool's device.
         let has_pool = disk.definition.store.is_some();

@@ -12,7 +12,6 @@ use std::io::{self, Read as _};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fathom_backend::Left;
@@ -73,24 +72,27 @@ pub(crate) struct KeptExport {
     loss: LossPlace,
     life: Life,
     state: Mutex<State>,
-    /// How many storage daemons had been started when the last connection was made.
-    started: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     note: Option<File>,
     is_unflushed: bool,
+    /// Whether all changes that are not flushed are in a log, too, which writes them again.
+    is_in_log: bool,
     number: SocketNumber,
     /// The present connection.
     connection: Option<Left>,
     /// That of an earlier daemon.
     left: Option<Left>,
+    /// The files of storage daemons that had ended when the server agreed on a connection.
+    ended: Vec<PathBuf>,
 }
 
 /// What a note says.
 struct Noted {
     is_unflushed: bool,
+    is_in_log: bool,
     number: SocketNumber,
 }
 
@@ -111,14 +113,14 @@ impl KeptExport {
             loss,
             life: Life::Connection,
             state: Mutex::default(),
-            started: AtomicU64::new(0),
         })
     }
 
-    /// The record of an image that a storage daemon serves.
+    /// The record of an image that a storage daemon serves. `is_in_log` is whether all changes of
+    /// the disk go through a log.
     pub(super) fn of_image(
-        disk: &str,
-        image: &Path,
+        (disk, image): (&str, &Path),
+        is_in_log: bool,
         files: Arc<PidFiles>,
         folder: &NotesFolder,
         records: &Path,
@@ -131,8 +133,7 @@ impl KeptExport {
             place,
             loss: LossPlace::Image(image.to_owned(), records.to_owned()),
             life: Life::Program(files),
-            state: Mutex::default(),
-            started: AtomicU64::new(0),
+            state: Mutex::new(State { is_in_log, ..State::default() }),
         })
     }
 
@@ -146,7 +147,8 @@ impl KeptExport {
         let number = |text| u64::from_str_radix(text, 16).ok();
         let number = (number(device)?, number(inode)?);
         let is_own = words.next()? == self.place && Some(boot) == boot_identity().as_deref();
-        is_own.then_some(Noted { is_unflushed: state == "U", number })
+        let (is_unflushed, is_in_log) = (state != "F", state == "L");
+        is_own.then_some(Noted { is_unflushed, is_in_log, number })
     }
 
     /// Writes the note anew.
@@ -161,7 +163,7 @@ impl KeptExport {
             options.create(true).truncate(false).write(true).mode(0o600);
             let file =
                 options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&self.note)?;
-            let (is, boot) = (letter(state.is_unflushed), boot_identity().unwrap_or_default());
+            let (is, boot) = (state.letter(), boot_identity().unwrap_or_default());
             let (device, number) = state.number;
             let text = format!("{is} {boot} {device:x}-{number:x} {}\n", self.place);
             // The text of an earlier state may be longer, but a kill leaves one or the other.
@@ -170,6 +172,22 @@ impl KeptExport {
             Ok(file)
         };
         state.note = written().inspect_err(|error| self.warn(error)).ok();
+    }
+
+    /// Writes the state into the note.
+    fn renote(&self, state: &State) {
+        let Some(note) = &state.note else { return };
+        if let Err(error) = note.write_all_at(state.letter().as_bytes(), 0) {
+            self.warn(&error);
+        }
+    }
+
+    /// From now on, changes do not go through a log any more.
+    pub(super) fn leave_log(&self) {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.is_in_log) {
+            self.renote(&state);
+        }
     }
 
     fn warn(&self, error: &io::Error) {
@@ -234,19 +252,14 @@ impl KeptExport {
 }
 
 impl ExportRecord for KeptExport {
-    fn connecting(&self) {
-        if let Life::Program(files) = &self.life {
-            self.started.store(files.started(), Ordering::Relaxed);
-        }
-    }
-
     fn examine(&self) -> Earlier {
         let (mut state, noted) = (self.state.lock(), self.read_note());
         let is_unflushed = noted.as_ref().is_some_and(|noted| noted.is_unflushed);
         if state.left.is_none() {
             state.left = noted.as_ref().and_then(|noted| connections::left(noted.number));
         }
-        state.number = noted.map_or((0, 0), |noted| noted.number);
+        state.number = noted.as_ref().map_or((0, 0), |noted| noted.number);
+        let is_in_log = noted.as_ref().is_some_and(|noted| noted.is_in_log);
         state.is_unflushed = is_unflushed;
         let found = if let Some(errno) = self.recorded() {
             state.is_unflushed = false;
@@ -255,6 +268,9 @@ impl ExportRecord for KeptExport {
             Earlier::Nothing
         } else if self.has_server_lived(state.left.as_ref()) {
             return Earlier::Unflushed;
+        } else if is_in_log {
+            state.is_unflushed = false;
+            Earlier::Nothing
         } else {
             self.lose(&mut state)
         };
@@ -273,6 +289,12 @@ impl ExportRecord for KeptExport {
         left.map(connections::end);
     }
 
+    fn agreed(&self) {
+        if let Life::Program(files) = &self.life {
+            self.state.lock().ended = files.ended();
+        }
+    }
+
     fn connected(&self, connection: BorrowedFd<'_>) {
         let mut state = self.state.lock();
         // Before anything is asked over the new one.
@@ -289,7 +311,7 @@ impl ExportRecord for KeptExport {
                 let before = std::mem::replace(&mut state.connection, kept);
                 before.map(connections::close);
             }
-            Life::Program(files) => files.remove_before(self.started.load(Ordering::Relaxed)),
+            Life::Program(files) => files.remove(&std::mem::take(&mut state.ended)),
         }
         self.write_note(&mut state);
     }
@@ -302,10 +324,7 @@ impl ExportRecord for KeptExport {
     fn note_unflushed(&self, is_so: bool) {
         let mut state = self.state.lock();
         state.is_unflushed = is_so;
-        let Some(note) = &state.note else { return };
-        if let Err(error) = note.write_all_at(letter(is_so).as_bytes(), 0) {
-            self.warn(&error);
-        }
+        self.renote(&state);
     }
 
     fn record_loss(&self, errno: i32) -> io::Result<()> {
@@ -354,8 +373,15 @@ impl Drop for KeptExport {
     }
 }
 
-fn letter(is_unflushed: bool) -> &'static str {
-    if is_unflushed { "U" } else { "F" }
+impl State {
+    /// The beginning of a note.
+    fn letter(&self) -> &'static str {
+        match (self.is_unflushed, self.is_in_log) {
+            (false, _) => "F",
+            (true, false) => "U",
+            (true, true) => "L",
+        }
+    }
 }
 
 /// The content of a file of ours; `None` if there is none that can be read.

@@ -11,8 +11,9 @@ use fathom_block::{
 };
 use fathom_failure::Failure;
 use fathom_image::ChainLink;
-use fathom_nbd::{ExportRecord, NbdUri, RemoteDisk, RemoteOptions};
+use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
+use super::super::kept::KeptExport;
 use super::spawn::{EXPORT, Spawning};
 use super::supervisor::StorageDaemon;
 
@@ -20,6 +21,8 @@ use super::supervisor::StorageDaemon;
 pub(crate) struct QemuDisk {
     remote: RemoteDisk,
     daemon: StorageDaemon,
+    /// What a later daemon has to know.
+    record: Option<Arc<KeptExport>>,
 }
 
 impl QemuDisk {
@@ -27,7 +30,7 @@ impl QemuDisk {
     pub(super) fn open(
         spawning: Spawning,
         timeout: Option<Duration>,
-        record: Option<Arc<dyn ExportRecord>>,
+        record: Option<Arc<KeptExport>>,
     ) -> Result<Self, Failure> {
         let socket = spawning.socket.display().to_string();
         let uri = format!("nbd+unix:///{EXPORT}?{}", query("socket", &socket));
@@ -35,13 +38,20 @@ impl QemuDisk {
         let mut options = RemoteOptions { read_only, ..RemoteOptions::new(NbdUri::parse(&uri)?) };
         options.timeout = timeout.unwrap_or(options.timeout);
         let daemon = StorageDaemon::start(spawning)?;
-        let remote = RemoteDisk::open_recorded(&options, record)?;
-        Ok(Self { remote, daemon })
+        let remote = RemoteDisk::open_recorded(&options, record.clone().map(|it| it as _))?;
+        Ok(Self { remote, daemon, record })
     }
 
     /// The files, the image first.
     pub(crate) fn chain(&self) -> &[ChainLink] {
         &self.daemon.spawning().chain
+    }
+
+    /// From now on, changes do not go through a log any more.
+    pub(crate) fn leave_log(&self) {
+        if let Some(record) = &self.record {
+            record.leave_log();
+        }
     }
 
     /// The client of the export.

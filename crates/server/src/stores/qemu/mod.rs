@@ -33,6 +33,7 @@ pub(crate) use pids::PidFiles;
 use spawn::{Spawning, program};
 
 use super::kept::{KeptExport, NotesFolder};
+use crate::configuration::layers;
 use crate::daemon::parts::Parts;
 
 /// The disks with a storage daemon, by name.
@@ -55,6 +56,11 @@ pub(crate) fn format(definition: &DiskDefinition) -> Option<ChainFormat> {
         ImageFormat::Vhdx => Some(ChainFormat::Vhdx),
         ImageFormat::Vdi => Some(ChainFormat::Vdi),
     }
+}
+
+/// Whether all changes of a disk go through a log: those of the layer `offload` do so only at times.
+pub(crate) fn has_whole_log(definition: &DiskDefinition) -> bool {
+    layers::wal(definition).is_some_and(|wal| wal.offload.is_none())
 }
 
 /// The files of a chain, for the status of a disk.
@@ -85,8 +91,8 @@ pub(crate) fn open_qemu(
         let socket = spawn::socket(records, image)?;
         let files = Arc::new(PidFiles::new(&socket));
         let record = (!definition.read_only).then(|| {
-            let folder = shared.of::<NotesFolder>();
-            KeptExport::of_image(name, image, Arc::clone(&files), folder, records) as _
+            let (folder, files) = (shared.of::<NotesFolder>(), Arc::clone(&files));
+            KeptExport::of_image((name, image), has_whole_log(definition), files, folder, records)
         });
         let spawning = Spawning {
             program: program()?,

@@ -51,18 +51,12 @@ impl PidFiles {
         Ok(self.folder.join(format!("{}{number}", self.own)))
     }
 
-    /// How many were started so far.
-    pub(crate) fn started(&self) -> u64 {
-        self.started.load(Ordering::Relaxed)
-    }
-
-    /// The files, and the numbers of those that this process has started for this disk.
-    fn all(&self) -> impl Iterator<Item = (PathBuf, Option<u64>)> {
+    /// The files, and whether this process has started their storage daemons for this disk.
+    fn all(&self) -> impl Iterator<Item = (PathBuf, bool)> {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries.take(FILES_MAX).map(|entry| {
             let name = entry.file_name();
-            let number = name.to_str().and_then(|name| name.strip_prefix(&*self.own)?.parse().ok());
-            (entry.path(), number)
+            (entry.path(), name.to_str().is_some_and(|name| name.starts_with(&*self.own)))
         })
     }
 
@@ -70,9 +64,8 @@ impl PidFiles {
     /// the image. Waits for some seconds at most.
     pub(crate) fn have_others_ended_well(&self) -> bool {
         let end = Instant::now() + END_TIME_MAX;
-        self.all().filter(|(_, number)| number.is_none()).all(|(path, _)| {
-            let id = std::fs::read_to_string(&path).ok();
-            let id = id.and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
+        self.all().filter(|(_, is_own)| !is_own).all(|(path, _)| {
+            let id = process_of(&path);
             while id.is_some_and(|id| test_kill_process(id).is_ok()) && Instant::now() < end {
                 if !path.exists() {
                     break;
@@ -85,21 +78,30 @@ impl PidFiles {
 
     /// Removes the files of earlier daemons' storage daemons.
     pub(crate) fn remove_others(&self) {
-        for (path, number) in self.all() {
-            if number.is_none() {
-                let _ = std::fs::remove_file(path);
-            }
+        for (path, _) in self.all().filter(|(_, is_own)| !is_own) {
+            let _ = std::fs::remove_file(path);
         }
     }
 
-    /// What all storage daemons before the one with this number had is sent again, or durable.
-    pub(crate) fn remove_before(&self, first: u64) {
-        for (path, number) in self.all() {
-            if number.is_none_or(|number| number < first) {
-                let _ = std::fs::remove_file(path);
-            }
+    /// The files of those that have ended, in whatever way.
+    pub(crate) fn ended(&self) -> Vec<PathBuf> {
+        let has_ended =
+            |path: &Path| process_of(path).is_some_and(|id| test_kill_process(id).is_err());
+        let ended = self.all().filter(|(path, is_own)| !is_own || has_ended(path));
+        ended.map(|(path, _)| path).collect()
+    }
+
+    /// What these storage daemons had is sent again, or durable.
+    pub(crate) fn remove(&self, files: &[PathBuf]) {
+        for path in files {
+            let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// The process that a file names; `None` if it has not written its number yet.
+fn process_of(path: &Path) -> Option<Pid> {
+    Pid::from_raw(std::fs::read_to_string(path).ok()?.trim().parse().ok()?)
 }
 
 #[cfg(test)]
@@ -111,13 +113,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = PidFiles::new(&folder.path().join("image"));
         let (one, two) = (files.next().unwrap(), files.next().unwrap());
-        for path in [&one, &two] {
-            // No process has the greatest number.
-            std::fs::write(path, "2147483647\n").unwrap();
-        }
-        assert!(files.have_others_ended_well() && files.started() == 2);
-        files.remove_before(2);
+        // No process has the greatest number.
+        std::fs::write(&one, "2147483647\n").unwrap();
+        std::fs::write(&two, std::process::id().to_string()).unwrap();
+        assert!(files.have_others_ended_well());
+        assert_eq!(files.ended(), std::slice::from_ref(&one));
+        files.remove(&files.ended());
         assert!(!one.exists() && two.exists());
+        std::fs::write(&two, "2147483647\n").unwrap();
         let later = PidFiles::new(&folder.path().join("image"));
         assert!(!later.have_others_ended_well());
         later.remove_others();
