@@ -141,7 +141,8 @@ impl KeptExport {
     /// start of the host.
     fn read_note(&self) -> Option<Noted> {
         let text = read(&self.note)?;
-        let mut words = text.trim_end().splitn(4, ' ');
+        // What follows the first line is the rest of a longer one.
+        let mut words = text.lines().next()?.splitn(4, ' ');
         let (state, boot, number) = (words.next()?, words.next()?, words.next()?);
         let (device, inode) = number.split_once('-')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
@@ -166,7 +167,6 @@ impl KeptExport {
             let (is, boot) = (state.letter(), boot_identity().unwrap_or_default());
             let (device, number) = state.number;
             let text = format!("{is} {boot} {device:x}-{number:x} {}\n", self.place);
-            // The text of an earlier state may be longer, but a kill leaves one or the other.
             file.write_all_at(text.as_bytes(), 0)?;
             file.set_len(text.len() as u64)?;
             Ok(file)
@@ -267,6 +267,8 @@ impl ExportRecord for KeptExport {
         } else if !is_unflushed {
             Earlier::Nothing
         } else if self.has_server_lived(state.left.as_ref()) {
+            // What is not in the log now was not written through it.
+            state.is_in_log &= is_in_log;
             return Earlier::Unflushed;
         } else if is_in_log {
             state.is_unflushed = false;

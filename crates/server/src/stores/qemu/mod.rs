@@ -58,7 +58,8 @@ pub(crate) fn format(definition: &DiskDefinition) -> Option<ChainFormat> {
     }
 }
 
-/// Whether all changes of a disk go through a log: those of the layer `offload` do so only at times.
+/// Whether all changes of a disk go through a log: those of the layer `offload` do so only at
+/// times.
 pub(crate) fn has_whole_log(definition: &DiskDefinition) -> bool {
     layers::wal(definition).is_some_and(|wal| wal.offload.is_none())
 }
