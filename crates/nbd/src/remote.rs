@@ -180,13 +180,12 @@ async fn begin(
     let negotiated = {
         let negotiated = negotiate(stream, &options.uri.export, secure);
         tokio::pin!(negotiated);
-        match timeout(FORMER_TIME_MAX, &mut negotiated).await {
-            Ok(negotiated) => negotiated,
-            Err(_) => {
-                // The server may serve one client, and its client is the earlier daemon.
-                record.let_go();
-                timeout(CONNECT_TIME_MAX, negotiated).await.map_err(silent)?
-            }
+        if let Ok(negotiated) = timeout(FORMER_TIME_MAX, &mut negotiated).await {
+            negotiated
+        } else {
+            // The server may serve one client, and its client is the earlier daemon.
+            record.let_go();
+            timeout(CONNECT_TIME_MAX, negotiated).await.map_err(silent)?
         }
     };
     let (mut stream, export) = negotiated?;

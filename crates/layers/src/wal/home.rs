@@ -81,7 +81,8 @@ impl WriteBack {
 impl WalQueue {
     /// Begins a round if one is due, and continues this queue's round.
     pub(super) fn bring_home(&mut self, next: &mut Crossing<'_>) {
-        if self.write_back.is_none() && !self.is_closed && self.below.write {
+        let may_begin = self.write_back.is_none() && !self.is_closed && self.below.write;
+        if may_begin && !self.waits_for_home(next) {
             self.write_back = self.begin_round(next);
         }
         loop {
@@ -238,22 +239,27 @@ impl WalQueue {
         self.ask(BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause }, next)
     }
 
+    /// Whether home may still carry out a change that was given up. It could replace what a round
+    /// writes, which the log would not have any more.
+    fn waits_for_home(&mut self, next: &mut Crossing<'_>) -> bool {
+        let is_empty = || self.inner.shared.access(|state| state.log.is_empty());
+        if !self.home.may_act_late() || is_empty() {
+            return false;
+        }
+        self.background.rest();
+        next.wake_at(next.now_ns().saturating_add(RETRY_NS));
+        true
+    }
+
     fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
         let size = self.inner.superblock.ring_length;
         let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
         let limit = ROUND_LENGTH_MAX.min(size / 2);
-        let mut wake_ns = None;
         if self.inner.shared.access(|state| state.log.is_empty()) {
             self.background.rest();
             return None;
         }
-        let now_ns = next.now_ns();
-        if self.home.may_act_late() {
-            // It could replace what the round writes, which the log would not have any more.
-            self.background.rest();
-            next.wake_at(now_ns.saturating_add(RETRY_NS));
-            return None;
-        }
+        let (now_ns, mut wake_ns) = (next.now_ns(), None);
         // Whether the round may begin, and what it would write back.
         let ready = self.inner.shared.access(|state| {
             if state.failed.is_some() {

@@ -244,7 +244,7 @@ impl KeptExport {
             }
             // The note stays.
             Err(error) => {
-                tracing::error!(disk, %error, "the record of lost writes cannot be stored")
+                tracing::error!(disk, %error, "the record of lost writes cannot be stored");
             }
         }
         Earlier::Lost(LOSS_ERRNO)
@@ -276,7 +276,7 @@ impl ExportRecord for KeptExport {
         } else {
             self.lose(&mut state)
         };
-        state.left.take().map(connections::end);
+        connections::end(state.left.take());
         if let Life::Program(files) = &self.life {
             // A loss that could not be recorded is found again.
             if !state.is_unflushed {
@@ -288,7 +288,7 @@ impl ExportRecord for KeptExport {
 
     fn let_go(&self) {
         let left = self.state.lock().left.take();
-        left.map(connections::end);
+        connections::end(left);
     }
 
     fn agreed(&self) {
@@ -300,7 +300,7 @@ impl ExportRecord for KeptExport {
     fn connected(&self, connection: BorrowedFd<'_>) {
         let mut state = self.state.lock();
         // Before anything is asked over the new one.
-        state.left.take().map(connections::end);
+        connections::end(state.left.take());
         match &self.life {
             Life::Connection => {
                 let socket = connection.try_clone_to_owned().map(File::from);
@@ -311,16 +311,16 @@ impl ExportRecord for KeptExport {
                 });
                 state.number = number.filter(|_| kept.is_some()).unwrap_or_default();
                 let before = std::mem::replace(&mut state.connection, kept);
-                before.map(connections::close);
+                connections::close(before);
             }
-            Life::Program(files) => files.remove(&std::mem::take(&mut state.ended)),
+            Life::Program(_) => PidFiles::remove(&std::mem::take(&mut state.ended)),
         }
         self.write_note(&mut state);
     }
 
     fn disconnected(&self) {
         let connection = self.state.lock().connection.take();
-        connection.map(connections::close);
+        connections::close(connection);
     }
 
     fn note_unflushed(&self, is_so: bool) {
@@ -367,7 +367,7 @@ impl Drop for KeptExport {
             held.into_iter().flatten().for_each(connections::leave);
             return;
         }
-        held.into_iter().flatten().for_each(connections::close);
+        held.into_iter().for_each(connections::close);
         if state.note.is_some() {
             let _ = std::fs::remove_file(&self.note);
             let _ = self.note.parent().map(std::fs::remove_dir);

@@ -60,7 +60,8 @@ pub(crate) fn leave(left: Left) {
 
 /// Ends the connection of an earlier daemon. The server carries out what it has got, so that no
 /// request of it takes effect after newer ones; that is awaited for two seconds at most.
-pub(crate) fn end(left: Left) {
+pub(crate) fn end(left: Option<Left>) {
+    let Some(left) = left else { return };
     let _ = shutdown(&left.file, Shutdown::Write);
     let (end, mut bytes) = (Instant::now() + END_TIME_MAX, vec![0; 64 << 10]);
     while !end.saturating_duration_since(Instant::now()).is_zero() {
@@ -76,11 +77,12 @@ pub(crate) fn end(left: Left) {
             Err(_) => break,
         }
     }
-    close(left);
+    close(Some(left));
 }
 
 /// Closes a connection, whoever else has it.
-pub(crate) fn close(Left { name, file }: Left) {
+pub(crate) fn close(connection: Option<Left>) {
+    let Some(Left { name, file }) = connection else { return };
     let _ = shutdown(&file, Shutdown::Both);
     if let Some(keepsakes) = KEEPSAKES.get() {
         keepsakes.release(&name);

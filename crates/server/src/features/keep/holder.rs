@@ -169,7 +169,7 @@ impl Holder<'_> {
                 }
             }
             ("life", Some(file)) if kind(&file) == Some(FileType::RegularFile) => {
-                self.life = Some(File::from(file))
+                self.life = Some(File::from(file));
             }
             ("release", None) => drop(self.held.remove(name)),
             ("list", None) => {

@@ -92,7 +92,7 @@ impl PidFiles {
     }
 
     /// What these storage daemons had is sent again, or durable.
-    pub(crate) fn remove(&self, files: &[PathBuf]) {
+    pub(crate) fn remove(files: &[PathBuf]) {
         for path in files {
             let _ = std::fs::remove_file(path);
         }
@@ -118,7 +118,7 @@ mod tests {
         std::fs::write(&two, std::process::id().to_string()).unwrap();
         assert!(files.have_others_ended_well());
         assert_eq!(files.ended(), std::slice::from_ref(&one));
-        files.remove(&files.ended());
+        PidFiles::remove(&files.ended());
         assert!(!one.exists() && two.exists());
         std::fs::write(&two, "2147483647\n").unwrap();
         let later = PidFiles::new(&folder.path().join("image"));
