@@ -122,6 +122,10 @@ fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
         assert!(!file.exists());
     }
     mark.write(&log).expect("it is marked");
+    // A copy would lack what is in the log.
+    let (status, _, stderr) = run(directory, &["disk", "import", "a.img", "copy.img"]);
+    assert!(status == 1 && stderr.contains("has changes in a log"), "{stderr}");
+    assert!(!directory.join("copy.img").exists());
     // Nothing is lost or reappears.
     assert_eq!(run(directory, &["disk", "resize", "a.img", "2M"]).0, 0);
     mark.clear().expect("it is cleared");

@@ -306,15 +306,16 @@ fn features_stand_on_each_other_without_a_circle() {
 
 /// What the parts of the daemon that serve features know of one by name, by file. It is mostly the
 /// log of a disk: which definition of a disk applies after a crash depends on the log with its
-/// changes.
+/// changes. And the store of a disk at a server leaves its connection to a later daemon.
 /// A new feature does not come here.
-const KNOWN_BY_NAME: [(&str, &str); 6] = [
+const KNOWN_BY_NAME: [(&str, &str); 7] = [
     ("configuration/layers/mod.rs", "log"),
     ("daemon/disks.rs", "cache"),
     ("daemon/lasting/mod.rs", "log"),
     ("daemon/lasting/start.rs", "log"),
     ("daemon/overlay/decide.rs", "log"),
     ("daemon/problems.rs", "log"),
+    ("stores/kept.rs", "keep"),
 ];
 
 /// The daemon calls its features through the table, so that a new one touches no file but its own.

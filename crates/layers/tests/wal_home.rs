@@ -44,6 +44,10 @@ struct Faults {
     loses_writes: AtomicBool,
     /// What the store counts as losses and recoveries.
     losses: OnceLock<Arc<AtomicU64>>,
+    /// Whether a change that was given up may take effect.
+    acts_late: OnceLock<Arc<AtomicBool>>,
+    /// The next flush finds that a change was given up.
+    gives_up: AtomicBool,
     /// The writes, zeroes and discards so far.
     changes: Mutex<Vec<(Operation, Flags, u64)>>,
 }
@@ -73,6 +77,7 @@ fn home(store: &Arc<SimBackend>, faults: &Arc<Faults>, capabilities: Capabilitie
         })
     });
     faults.losses.set(home.losses_counted()).expect("one home for each set of faults");
+    faults.acts_late.set(home.acts_late()).expect("one home for each set of faults");
     home
 }
 
@@ -97,6 +102,9 @@ impl BackendQueue for HomeQueue {
         if operation == Operation::Flush && self.faults.loses_writes.swap(false, Ordering::Relaxed)
         {
             self.faults.losses.get().unwrap().fetch_add(2, Ordering::Relaxed);
+        }
+        if operation == Operation::Flush && self.faults.gives_up.swap(false, Ordering::Relaxed) {
+            self.faults.acts_late.get().unwrap().store(true, Ordering::Relaxed);
         }
         let zeroes = matches!(operation, Operation::WriteZeroes | Operation::Discard);
         let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
@@ -201,6 +209,29 @@ fn a_round_that_outlives_a_recovery_is_written_again() {
     // The next round needs no request: it begins after a while.
     rig.drain();
     assert_eq!(rig.wal.status().home_failed, None);
+    assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
+}
+
+/// A change that home has given up may replace what a round writes, until it is certain that it
+/// takes no effect any more.
+#[test]
+fn a_log_keeps_its_changes_while_home_may_act_late() {
+    let rig = Rig::new(Capabilities::ALL);
+    let acts_late = Arc::clone(rig.faults.acts_late.get().unwrap());
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 16 << 10));
+    harness.drain(|_| {});
+    acts_late.store(true, Ordering::Relaxed);
+    let drained = rig.wal.drain(&rig.disk, Duration::from_millis(200));
+    assert_eq!(drained.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+    assert!(rig.faults.changes.lock().is_empty(), "no round begins");
+    acts_late.store(false, Ordering::Relaxed);
+    // Home gives a change up while a round is flushed.
+    rig.faults.gives_up.store(true, Ordering::Relaxed);
+    assert!(rig.wal.drain(&rig.disk, Duration::from_secs(10)).is_err());
+    assert!(rig.wal.status().used > 0);
+    acts_late.store(false, Ordering::Relaxed);
+    rig.drain();
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
 }
 

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fathom_block::{ErrorKind, Flags, Operation, PartAnswer};
+use fathom_block::{BackendProblem, ErrorKind, Flags, Operation, PartAnswer};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::record::ExportRecord;
 use crate::unflushed::Unflushed;
 use crate::wire::{RequestHeader, command, error, flag};
 
@@ -94,9 +95,19 @@ impl Job {
 /// its disk.
 const LATE_TIME_MAX: Duration = Duration::from_secs(60);
 
+/// The `errno` of a loss: the protocol has no more precise one for a flush.
+const LOSS_ERRNO: i32 = 5;
+
 /// What the back end reports of its thread.
 #[derive(Default)]
 pub(crate) struct ThreadReport {
+    /// What a later daemon has to know, if somebody keeps that.
+    pub(crate) record: Option<Arc<dyn ExportRecord>>,
+    /// The `errno` of the last loss, whether an earlier daemon had it, and whether it could not be
+    /// recorded.
+    errno: AtomicI32,
+    is_earlier: AtomicBool,
+    is_unrecorded: AtomicBool,
     /// Why there is no connection.
     pub(crate) unreachable: Mutex<Option<String>>,
     /// How often acknowledged changes may have been lost, and how often changes were accepted again
@@ -136,16 +147,61 @@ impl ThreadReport {
         self.losses() % 2 == 1
     }
 
-    /// Acknowledged changes may have been lost.
-    fn lose(&self) {
+    /// The report of an export whose changes a record outlives.
+    pub(crate) fn new(record: Option<Arc<dyn ExportRecord>>) -> Self {
+        Self { record, ..Self::default() }
+    }
+
+    /// Acknowledged changes may have been lost. From here on none is accepted, and a later daemon
+    /// knows it.
+    pub(crate) fn lose(&self) {
+        let lose = |losses| (losses % 2 == 0).then_some(losses + 1);
+        if self.losses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_err() {
+            return;
+        }
+        self.errno.store(LOSS_ERRNO, Ordering::Relaxed);
+        let recorded = self.record.as_ref().map_or(Ok(()), |it| it.record_loss(LOSS_ERRNO));
+        self.is_unrecorded.store(recorded.is_err(), Ordering::Relaxed);
+        if let Err(error) = recorded {
+            tracing::error!(%error, "the record of lost writes cannot be stored");
+        }
+    }
+
+    /// An earlier daemon has lost changes, with `errno`, and that is recorded.
+    pub(crate) fn lost_earlier(&self, errno: i32) {
+        self.errno.store(errno, Ordering::Relaxed);
+        self.is_earlier.store(true, Ordering::Relaxed);
         let lose = |losses| (losses % 2 == 0).then_some(losses + 1);
         let _ = self.losses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose);
     }
 
     /// Changes are accepted again.
-    pub(crate) fn recover(&self) {
+    ///
+    /// # Errors
+    /// If the record of the loss cannot be removed. Nothing has changed then.
+    pub(crate) fn recover(&self) -> std::io::Result<()> {
+        if !self.is_lost() {
+            return Ok(());
+        }
+        self.record.as_ref().map_or(Ok(()), |record| record.clear_loss())?;
+        self.is_earlier.store(false, Ordering::Relaxed);
+        self.is_unrecorded.store(false, Ordering::Relaxed);
         let recover = |losses| (losses % 2 == 1).then_some(losses + 1);
         let _ = self.losses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, recover);
+        Ok(())
+    }
+
+    /// The problems of a loss.
+    pub(crate) fn loss(&self) -> Vec<BackendProblem> {
+        if !self.is_lost() {
+            return Vec::new();
+        }
+        let errno = self.errno.load(Ordering::Relaxed);
+        let lost =
+            BackendProblem::WritesLost { errno, earlier: self.is_earlier.load(Ordering::Relaxed) };
+        let is_unrecorded = self.is_unrecorded.load(Ordering::Relaxed);
+        let unrecorded = is_unrecorded.then_some(BackendProblem::LossNotRecorded);
+        [lost].into_iter().chain(unrecorded).collect()
     }
 
     /// Sets the reason why there is no connection.
@@ -186,6 +242,8 @@ pub(crate) struct JobList {
     pub(crate) unflushed: Unflushed,
     /// Whether a flush of the session's own is in flight.
     has_own_flush: bool,
+    /// Whether a later daemon would know that there are changes in `unflushed`.
+    is_noted: bool,
     timeout: Duration,
     shared: Arc<ThreadReport>,
 }
@@ -198,6 +256,7 @@ impl JobList {
             next: 0,
             unflushed: Unflushed::default(),
             has_own_flush: false,
+            is_noted: false,
             timeout,
             shared,
         }
@@ -246,7 +305,22 @@ impl JobList {
 
     /// A flush of the session's own, if there are too many changes that the server may lose.
     pub(crate) fn own_flush(&mut self) -> Option<Job> {
-        if self.has_own_flush || !self.unflushed.is_long() {
+        if !self.unflushed.is_long() {
+            return None;
+        }
+        self.begin_own_flush()
+    }
+
+    /// The last flush of the session, if nobody else has sent one since the last change.
+    pub(crate) fn last_flush(&mut self) -> Option<Job> {
+        if self.unflushed.is_empty() || self.shared.is_lost() {
+            return None;
+        }
+        self.begin_own_flush()
+    }
+
+    fn begin_own_flush(&mut self) -> Option<Job> {
+        if self.has_own_flush {
             return None;
         }
         self.has_own_flush = true;
@@ -291,13 +365,23 @@ impl JobList {
             } else {
                 self.lose();
             }
-        } else if operation.modifies() && outcome.is_ok() {
+        } else if operation.modifies() && outcome.is_ok() && !self.shared.is_lost() {
             self.unflushed.note(&job.asked);
         }
+        self.note();
         if self.shared.losses() != losses && operation != Operation::Read {
             outcome = Err(ErrorKind::Io);
         }
         job.finish(outcome);
+    }
+
+    /// Notes for a later daemon whether there are changes that the server may still lose.
+    fn note(&mut self) {
+        let is_so = !self.unflushed.is_empty();
+        if let Some(record) = self.shared.record.as_ref().filter(|_| is_so != self.is_noted) {
+            record.note_unflushed(is_so);
+            self.is_noted = is_so;
+        }
     }
 
     /// The changes that the server may still lose, but for what lies beyond the end of a disk that
@@ -312,6 +396,7 @@ impl JobList {
     pub(crate) fn lose(&mut self) {
         self.shared.lose();
         self.unflushed = Unflushed::default();
+        self.note();
     }
 
     /// When the first request fails, if there is one.

@@ -7,7 +7,7 @@
 //! - `wire`: the constants of the protocol, which the server in `fathom-frontend` uses, too.
 //! - `uri`: where an export is; `stream`: the way to it; `handshake`: what it offers.
 //! - `job`, `session`: requests on a connection; `unflushed`: changes that the server may still
-//!   lose.
+//!   lose; `record`: what a later daemon has to know of them.
 //! - `remote`, `queue`: the back end.
 
 // A new operation, kind of error or state does not compile until each match decides about it.
@@ -19,6 +19,7 @@ mod fuzz;
 mod handshake;
 mod job;
 mod queue;
+mod record;
 mod remote;
 mod session;
 mod stream;
@@ -28,5 +29,6 @@ pub mod wire;
 
 #[doc(hidden)]
 pub use fuzz::fuzz_server;
+pub use record::{Earlier, ExportRecord};
 pub use remote::{RemoteDisk, RemoteOptions};
 pub use uri::NbdUri;

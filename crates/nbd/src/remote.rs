@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::handshake::{Export, negotiate};
 use crate::job::{Job, JobList, ThreadReport};
 use crate::queue::RemoteQueue;
-use crate::session::{End, SILENT, repeat, run};
+use crate::record::{Earlier, ExportRecord};
+use crate::session::{End, SILENT, flush_earlier, repeat, run};
 use crate::stream::{AnyStream, Secure, connect};
 use crate::uri::NbdUri;
 use crate::wire::transmission;
@@ -27,8 +29,8 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// The pause before another attempt, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The `errno` of a loss: the protocol has no more precise one for a flush.
-const LOSS_ERRNO: i32 = 5;
+/// How long a server may be silent because it serves the connection of an earlier daemon only.
+const FORMER_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Which export is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,10 +65,23 @@ impl RemoteDisk {
     /// # Errors
     /// If the server does not answer, does not offer the export, or cannot make changes durable.
     pub fn open(options: &RemoteOptions) -> Result<Self, Failure> {
+        Self::open_recorded(options, None)
+    }
+
+    /// As [`open`](Self::open), with a record of what may be lost, for later daemons. What an
+    /// earlier one has left is flushed first, which may take as long as a request.
+    ///
+    /// # Errors
+    /// The same, and if the server does not complete the flush. An export that has lost changes
+    /// opens, and the loss is among its [problems](Backend::problems).
+    pub fn open_recorded(
+        options: &RemoteOptions,
+        record: Option<Arc<dyn ExportRecord>>,
+    ) -> Result<Self, Failure> {
         let secure = options.uri.tls.as_ref().map(Secure::new).transpose()?;
         let (jobs, received) = mpsc::unbounded_channel();
         let (opened, result) = std::sync::mpsc::channel();
-        let shared = Arc::new(ThreadReport::default());
+        let shared = Arc::new(ThreadReport::new(record));
         let state = JobList::new(Arc::clone(&shared), options.timeout);
         let (thread_options, thread_shared) = (options.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("nbd-client".into());
@@ -77,7 +92,7 @@ impl RemoteDisk {
                 Err(error) => return drop(opened.send(Err(error.into()))),
             };
             runtime.block_on(async move {
-                match reach(&thread_options, secure.as_ref()).await {
+                match begin(&thread_options, secure.as_ref(), &thread_shared).await {
                     Ok((stream, export)) => {
                         thread_shared.capacity.store(export.capacity, Ordering::Relaxed);
                         let options = thread_options;
@@ -85,6 +100,7 @@ impl RemoteDisk {
                         if opened.send(Ok(export)).is_ok() {
                             remote.serve(stream, &RefCell::new(state), received).await;
                         }
+                        remote.disconnected();
                     }
                     Err(failure) => drop(opened.send(Err(failure))),
                 }
@@ -118,25 +134,76 @@ impl RemoteDisk {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let reached = runtime.block_on(async { reach(&self.options, secure.as_ref()).await });
         runtime.shutdown_background();
-        reached.map(|(_, export)| export.capacity)
+        reached.map(|(_, _, export)| export.capacity)
     }
 }
 
-/// Connects, and agrees on the export.
+/// Connects, and agrees on the export. Returns the socket, too.
 async fn reach(
     options: &RemoteOptions,
     secure: Option<&Secure>,
-) -> Result<(AnyStream, Export), Failure> {
+) -> Result<(AnyStream, OwnedFd, Export), Failure> {
     let attempt = async {
-        let stream = connect(&options.uri.transport).await?;
-        negotiate(stream, &options.uri.export, secure).await
+        let (stream, socket) = connect(&options.uri.transport).await?;
+        let (stream, export) = negotiate(stream, &options.uri.export, secure).await?;
+        Ok((stream, socket, export))
     };
-    let (stream, export) =
-        timeout(CONNECT_TIME_MAX, attempt).await.unwrap_or_else(|_| Err(Failure::new(SILENT)))?;
+    let reached = timeout(CONNECT_TIME_MAX, attempt).await;
+    let reached = reached.unwrap_or_else(|_| Err(Failure::new(SILENT)))?;
+    can_be_used(options, &reached.2)?;
+    Ok(reached)
+}
+
+/// Whether what a server offers is enough.
+fn can_be_used(options: &RemoteOptions, export: &Export) -> Result<(), Failure> {
     let is_written = !options.read_only && !export.has(transmission::READ_ONLY);
     if is_written && !export.has(transmission::SEND_FLUSH) {
         let message = "the server has no flush, so that nothing is durable";
         return Err(Failure::new(message).advise("use another one"));
+    }
+    Ok(())
+}
+
+/// The first connection: what an earlier daemon has left is examined and flushed.
+async fn begin(
+    options: &RemoteOptions,
+    secure: Option<&Secure>,
+    shared: &ThreadReport,
+) -> Result<(AnyStream, Export), Failure> {
+    let Some(record) = &shared.record else {
+        return reach(options, secure).await.map(|(stream, _, export)| (stream, export));
+    };
+    let silent = |_| Failure::new(SILENT);
+    let connected = timeout(CONNECT_TIME_MAX, connect(&options.uri.transport)).await;
+    let (stream, socket) = connected.map_err(silent)??;
+    let earlier = record.examine();
+    let negotiated = {
+        let negotiated = negotiate(stream, &options.uri.export, secure);
+        tokio::pin!(negotiated);
+        if let Ok(negotiated) = timeout(FORMER_TIME_MAX, &mut negotiated).await {
+            negotiated
+        } else {
+            // The server may serve one client, and its client is the earlier daemon.
+            record.let_go();
+            timeout(CONNECT_TIME_MAX, negotiated).await.map_err(silent)?
+        }
+    };
+    let (mut stream, export) = negotiated?;
+    can_be_used(options, &export)?;
+    record.agreed();
+    record.connected(socket.as_fd());
+    match earlier {
+        Earlier::Nothing => {}
+        Earlier::Lost(errno) => shared.lost_earlier(errno),
+        Earlier::Unflushed => {
+            let limit = options.timeout.max(CONNECT_TIME_MAX);
+            let flushed = flush_earlier(&mut stream, limit).await;
+            if flushed.map_err(Failure::new)? {
+                record.note_unflushed(false);
+            } else {
+                shared.lose();
+            }
+        }
     }
     Ok((stream, export))
 }
@@ -150,6 +217,13 @@ struct Remote {
 }
 
 impl Remote {
+    /// The connection has ended, whoever else has its socket.
+    fn disconnected(&self) {
+        if let Some(record) = &self.shared.record {
+            record.disconnected();
+        }
+    }
+
     /// Carries out requests until nobody can send more.
     async fn serve(
         &self,
@@ -167,6 +241,7 @@ impl Remote {
                 () = self.shared.renewed.notified() => None,
                 () = self.shared.left.notified() => return state.borrow_mut().close(),
             };
+            self.disconnected();
             state.borrow().give_up(false);
             let server = self.options.uri.server();
             if let Some(reason) = reason {
@@ -225,15 +300,22 @@ impl Remote {
         let renewed = self.options.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
         let secure = renewed.as_ref().or(self.secure.as_ref());
         let reached = reach(&self.options, secure).await;
-        let (mut stream, export) = reached.map_err(|failure| format!("{failure:#}"))?;
+        let (mut stream, socket, export) = reached.map_err(|failure| format!("{failure:#}"))?;
         if let Some(difference) = self.difference(&export) {
             return Err(format!("the export is not what it was: {difference}"));
+        }
+        if let Some(record) = &self.shared.record {
+            record.agreed();
         }
         let repeated = repeat(&mut stream, state).await;
         if repeated.is_err() {
             state.borrow().give_up(true);
         }
         repeated?;
+        if let Some(record) = &self.shared.record {
+            // What is not flushed is at this server now.
+            record.connected(socket.as_fd());
+        }
         Ok(stream)
     }
 
@@ -309,10 +391,7 @@ impl Backend for RemoteDisk {
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
-        let lost = self
-            .shared
-            .is_lost()
-            .then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
+        let lost = self.shared.loss();
         let reason = self.shared.unreachable.lock();
         let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
         lost.into_iter().chain(unreachable).collect()
@@ -335,7 +414,6 @@ impl Backend for RemoteDisk {
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {
-        self.shared.recover();
-        Ok(())
+        self.shared.recover()
     }
 }

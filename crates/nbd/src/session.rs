@@ -83,8 +83,22 @@ pub(crate) async fn repeat(stream: &mut AnyStream, state: &RefCell<JobList>) -> 
     Ok(())
 }
 
+/// Flushes what an earlier daemon has left. Returns whether that has succeeded.
+pub(crate) async fn flush_earlier(stream: &mut AnyStream, limit: Duration) -> Result<bool, String> {
+    Ok(ask_within(stream, &Asked::flush(), 0, limit).await? == 0)
+}
+
 /// Returns the server's error, or 0.
 async fn repeat_one(stream: &mut AnyStream, asked: &Asked, cookie: u64) -> Result<u32, String> {
+    ask_within(stream, asked, cookie, ANSWER_TIME_MAX).await
+}
+
+async fn ask_within(
+    stream: &mut AnyStream,
+    asked: &Asked,
+    cookie: u64,
+    limit: Duration,
+) -> Result<u32, String> {
     let reply = async {
         send(stream, asked, cookie).await?;
         stream.flush().await?;
@@ -92,7 +106,7 @@ async fn repeat_one(stream: &mut AnyStream, asked: &Asked, cookie: u64) -> Resul
         stream.read_exact(&mut header).await?;
         Ok(header)
     };
-    let header = timeout(ANSWER_TIME_MAX, reply).await.map_err(|_| SILENT.to_owned())?;
+    let header = timeout(limit, reply).await.map_err(|_| SILENT.to_owned())?;
     let header = header.map_err(|error: io::Error| reason(&error))?;
     match SimpleReply::parse(&header).filter(|reply| reply.cookie == cookie) {
         Some(reply) if reply.error == error::SHUTDOWN => Err(SHUTS_DOWN.into()),
@@ -179,6 +193,12 @@ async fn write_requests<W: AsyncWrite + Unpin>(
         } else {
             writer.flush().await?;
             if is_closed && state.borrow().is_idle() {
+                let last = state.borrow_mut().last_flush();
+                let cookie = last.and_then(|job| state.borrow_mut().admit(job));
+                if let Some(cookie) = cookie {
+                    transmit(&mut writer, state, cookie, signals).await?;
+                    continue;
+                }
                 let (flags, command, cookie) = (0, command::DISCONNECT, 0);
                 let header = RequestHeader { flags, command, cookie, offset: 0, length: 0 };
                 writer.write_all(&header.encode()).await?;

@@ -1,6 +1,7 @@
 //! The way to a server: a socket, with TLS if the URI wants it.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use fathom_failure::Failure;
@@ -54,8 +55,8 @@ impl Secure {
     }
 }
 
-/// Connects to a server.
-pub(crate) async fn connect(transport: &Transport) -> io::Result<AnyStream> {
+/// Connects to a server. Returns the socket, too.
+pub(crate) async fn connect(transport: &Transport) -> io::Result<(AnyStream, OwnedFd)> {
     Ok(match transport {
         Transport::Tcp(host, port) => {
             let stream = TcpStream::connect((&**host, *port)).await?;
@@ -65,8 +66,13 @@ pub(crate) async fn connect(transport: &Transport) -> io::Result<AnyStream> {
                 TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL);
             socket.set_tcp_keepalive(&probes.with_retries(2))?;
             socket.set_tcp_user_timeout(Some(SILENCE_MAX))?;
-            Box::new(stream)
+            let socket = stream.as_fd().try_clone_to_owned()?;
+            (Box::new(stream), socket)
         }
-        Transport::Unix(path) => Box::new(UnixStream::connect(path).await?),
+        Transport::Unix(path) => {
+            let stream = UnixStream::connect(path).await?;
+            let socket = stream.as_fd().try_clone_to_owned()?;
+            (Box::new(stream), socket)
+        }
     })
 }

@@ -3,6 +3,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Read},
+    os::unix::fs::FileTypeExt,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -14,7 +15,7 @@ use tempfile::NamedTempFile;
 
 use super::{
     ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system,
-    interrupted::Interrupted, references,
+    interrupted::Interrupted, references, template,
 };
 use crate::{
     failure::{CommandResult, Failure},
@@ -73,6 +74,13 @@ pub(super) fn run(options: &ImportOptions) -> CommandResult {
     let _replaced = claim_existing(target, options.force)?;
     let format = options.source_format.as_deref();
     let source_path = source_of(&options.source)?;
+    let path = Path::new(&options.source);
+    if fs::metadata(path).is_ok_and(|it| it.is_file() || it.file_type().is_block_device()) {
+        // What cannot be opened has a message of `qemu-img`.
+        if let Ok(file) = File::open(path) {
+            template::check_marks(path, &file)?;
+        }
+    }
     if !options.follow_backing {
         // This check precedes `qemu-img info`, which opens some of the files that an image names.
         refuse_references(options, references::of(Path::new(&options.source), format))?;

@@ -202,8 +202,8 @@ fn size_of(path: &Path, format: ImageFormat, folders: &[PathBuf]) -> CommandResu
     Ok(info.virtual_size)
 }
 
-/// Refuses a template whose file does not have all of its content.
-fn check_marks(path: &Path, file: &File) -> CommandResult {
+/// Refuses an image whose file does not have all of its content.
+pub(super) fn check_marks(path: &Path, file: &File) -> CommandResult {
     let folders = own_folders();
     let image = MarkedImage { path, file, folders: &folders };
     for kind in MarkKind::ALL {

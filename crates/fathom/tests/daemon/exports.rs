@@ -1,6 +1,7 @@
 //! Disks whose blocks a real NBD server has: `nbdkit`, `qemu-nbd` and `qemu-storage-daemon`.
 
 use std::fs::File;
+use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -20,17 +21,28 @@ const BLOCKS: u64 = SIZE / BLOCK;
 pub struct Server {
     words: Vec<String>,
     socket: PathBuf,
+    /// Its port, if it is at one.
+    port: Option<u16>,
     child: Option<Child>,
 }
 
 impl Server {
     /// `None` if this host does not have the program. The words `SOCKET` and `FOLDER` are replaced.
     pub fn start(folder: &Path, words: &[&str]) -> Option<Self> {
+        Self::start_at(folder, words, None)
+    }
+
+    /// The same for one at a port of this host.
+    pub fn start_at_port(folder: &Path, words: &[&str], port: u16) -> Option<Self> {
+        Self::start_at(folder, words, Some(port))
+    }
+
+    fn start_at(folder: &Path, words: &[&str], port: Option<u16>) -> Option<Self> {
         let socket = folder.join("server.sock");
         let shown = (socket.display().to_string(), folder.display().to_string());
         let replace = |word: &&str| word.replace("SOCKET", &shown.0).replace("FOLDER", &shown.1);
         let words = words.iter().map(replace).collect();
-        let mut server = Self { words, socket, child: None };
+        let mut server = Self { words, socket, port, child: None };
         server.run().then_some(server)
     }
 
@@ -46,7 +58,11 @@ impl Server {
             }
         }
         let begun = Instant::now();
-        while UnixStream::connect(&self.socket).is_err() {
+        let is_there = || match self.port {
+            Some(port) => TcpStream::connect(("127.0.0.1", port)).is_ok(),
+            None => UnixStream::connect(&self.socket).is_ok(),
+        };
+        while !is_there() {
             assert!(begun.elapsed() < PATIENCE, "{:?} does not listen", self.words);
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -54,7 +70,19 @@ impl Server {
     }
 
     pub fn signal(&self, signal: i32) {
-        kill(self.child.as_ref().unwrap(), signal);
+        let child = self.child.as_ref().unwrap();
+        kill(child, signal);
+        // Each thread stops by itself.
+        let is_running = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().flatten();
+            tasks.into_iter().any(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                !stat.rsplit(") ").next().unwrap_or_default().starts_with('T')
+            })
+        };
+        while signal == libc::SIGSTOP && is_running() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn kill(&mut self) {
@@ -361,7 +389,7 @@ fn what_cannot_be_served_says_why() {
         (|disk| disk.direct = true, "`direct`"),
         (
             |disk| disk.layers = vec![LayerDefinition::from_flag("wal,log=/tmp/x").unwrap()],
-            "no writable raw image",
+            "no writable image that can be marked",
         ),
     ];
     for (more, part) in wrong {

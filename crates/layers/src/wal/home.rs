@@ -46,6 +46,8 @@ pub(super) struct WriteBack {
     /// What home had counted before the first copy; see
     /// [`Backend::losses`](fathom_block::Backend::losses).
     losses: u64,
+    /// Whether a change of home that was given up may have taken effect after the round's.
+    is_late: bool,
     /// The time since when the log has had the changes, in nanoseconds.
     pub(super) since_ns: u64,
     agenda: Agenda,
@@ -79,7 +81,8 @@ impl WriteBack {
 impl WalQueue {
     /// Begins a round if one is due, and continues this queue's round.
     pub(super) fn bring_home(&mut self, next: &mut Crossing<'_>) {
-        if self.write_back.is_none() && !self.is_closed && self.below.write {
+        let may_begin = self.write_back.is_none() && !self.is_closed && self.below.write;
+        if may_begin && !self.waits_for_home(next) {
             self.write_back = self.begin_round(next);
         }
         loop {
@@ -118,7 +121,8 @@ impl WalQueue {
             if write_back.in_flight > 0 {
                 return;
             }
-            if write_back.is_flushing && self.home.losses() != write_back.losses {
+            let is_doubtful = self.home.losses() != write_back.losses || write_back.is_late;
+            if write_back.is_flushing && is_doubtful {
                 write_back.failed.get_or_insert(ErrorKind::Io);
                 return self.abandon_round(next);
             }
@@ -235,16 +239,27 @@ impl WalQueue {
         self.ask(BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause }, next)
     }
 
+    /// Whether home may still carry out a change that was given up. It could replace what a round
+    /// writes, which the log would not have any more.
+    fn waits_for_home(&mut self, next: &mut Crossing<'_>) -> bool {
+        let is_empty = || self.inner.shared.access(|state| state.log.is_empty());
+        if !self.home.may_act_late() || is_empty() {
+            return false;
+        }
+        self.background.rest();
+        next.wake_at(next.now_ns().saturating_add(RETRY_NS));
+        true
+    }
+
     fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
         let size = self.inner.superblock.ring_length;
         let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
         let limit = ROUND_LENGTH_MAX.min(size / 2);
-        let mut wake_ns = None;
         if self.inner.shared.access(|state| state.log.is_empty()) {
             self.background.rest();
             return None;
         }
-        let now_ns = next.now_ns();
+        let (now_ns, mut wake_ns) = (next.now_ns(), None);
         // Whether the round may begin, and what it would write back.
         let ready = self.inner.shared.access(|state| {
             if state.failed.is_some() {
@@ -308,6 +323,7 @@ impl WalQueue {
             last,
             shown,
             losses: self.home.losses(),
+            is_late: false,
             since_ns,
             agenda,
             sample: Sample::default(),
@@ -402,6 +418,7 @@ impl WalQueue {
     fn part_completed(&mut self, outcome: Outcome, now_ns: u64) {
         let Some(write_back) = &mut self.write_back else { return };
         write_back.in_flight -= 1;
+        write_back.is_late |= self.home.may_act_late();
         if std::mem::take(&mut write_back.is_step) {
             self.background.end(now_ns);
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
@@ -19,6 +19,7 @@ pub struct Around {
     capabilities: Capabilities,
     open: Box<Open>,
     losses: Arc<AtomicU64>,
+    acts_late: Arc<AtomicBool>,
 }
 
 impl Around {
@@ -31,14 +32,21 @@ impl Around {
         + Sync
         + 'static,
     ) -> Self {
-        let losses = Arc::default();
-        Self { store: Arc::clone(store), capabilities, open: Box::new(open), losses }
+        let (losses, acts_late) = (Arc::default(), Arc::default());
+        Self { store: Arc::clone(store), capabilities, open: Box::new(open), losses, acts_late }
     }
 
     /// What the store [counts](Backend::losses); the test changes it.
     #[allow(dead_code, reason = "some tests use it")]
     pub fn losses_counted(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.losses)
+    }
+
+    /// Whether a change that was given up [may act late](Backend::may_act_late); the test changes
+    /// it.
+    #[allow(dead_code, reason = "some tests use it")]
+    pub fn acts_late(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.acts_late)
     }
 }
 
@@ -77,6 +85,10 @@ impl Backend for Around {
 
     fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
+    }
+
+    fn may_act_late(&self) -> bool {
+        self.acts_late.load(Ordering::Relaxed)
     }
 
     fn inspect(&self) {}

@@ -4,7 +4,8 @@
 //! guest or a stranger may have written, is QEMU's and large; if it is taken over, it has the image
 //! and nothing else:
 //!
-//! - of the file system, only the named files, and programs and libraries (Landlock, Linux 5.13);
+//! - of the file system, only the named files, programs and libraries, and a folder of its own
+//!   (Landlock, Linux 5.13);
 //! - no sockets but the two that it was given, and no connections (seccomp);
 //! - no new rights, a session of its own, no other descriptors, no environment.
 //!
@@ -46,6 +47,9 @@ pub struct Confine {
     /// A file that may be read
     #[arg(long)]
     read: Vec<PathBuf>,
+    /// A folder in which files may be made and removed
+    #[arg(long)]
+    folder: Vec<PathBuf>,
     /// The program
     program: PathBuf,
     /// Its arguments
@@ -80,6 +84,7 @@ fn confine_files(options: &Confine) -> Result<(), landlock::RulesetError> {
     let program: BitFlags<AccessFs> = AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir;
     let read: BitFlags<AccessFs> = AccessFs::ReadFile.into();
     let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+    let folder = write | AccessFs::MakeReg | AccessFs::RemoveFile;
     // A program that is elsewhere has its libraries beside it.
     let place = options.program.canonicalize().ok();
     let place = place.as_deref().and_then(Path::parent).and_then(Path::parent);
@@ -92,6 +97,7 @@ fn confine_files(options: &Confine) -> Result<(), landlock::RulesetError> {
         .add_rules(path_beneath_rules(programs, program))?
         .add_rules(path_beneath_rules(&options.read, read))?
         .add_rules(path_beneath_rules(&options.write, write))?
+        .add_rules(path_beneath_rules(&options.folder, folder))?
         .restrict_self()?;
     Ok(())
 }

@@ -11,6 +11,7 @@ use fathom_failure::Failure;
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 use parking_lot::Mutex;
 
+use super::kept::{KeptExport, NotesFolder};
 use crate::daemon::parts::Parts;
 
 /// The exports of the disks that are being opened, by the disks' names.
@@ -56,7 +57,7 @@ pub(crate) fn server(definition: &DiskDefinition) -> Option<String> {
 /// Opens the export of a disk. Blocks, for at most 10 s.
 pub(crate) fn open_export(
     definition: &DiskDefinition,
-    _records: &Path,
+    records: &Path,
     shared: &Parts,
 ) -> Result<Arc<dyn Backend>, ErrorBody> {
     let (name, text) = (&definition.name, definition.nbd.as_deref().unwrap_or_default());
@@ -69,7 +70,11 @@ pub(crate) fn open_export(
     if let Some(timeout) = definition.timeout {
         options.timeout = Duration::from_nanos(timeout.0);
     }
-    let remote = RemoteDisk::open(&options).map_err(failed)?;
+    let record = (!definition.read_only).then(|| {
+        let folder = shared.of::<NotesFolder>();
+        KeptExport::of_export(name, options.uri.place(), folder, records) as _
+    });
+    let remote = RemoteDisk::open_recorded(&options, record).map_err(failed)?;
     if !definition.read_only && !remote.capabilities().write {
         let refused = Failure::new("it is read-only");
         return Err(failed(refused.advise("make it writable, or add `read_only = true`")));

@@ -8,6 +8,7 @@ use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 
 use super::clusters::Clusters;
 use super::exports::{OpenExports, attend};
+use super::kept::NotesFolder;
 use super::models::ModelDevices;
 use super::options::ClusterDefinition;
 use super::pools::Pools;
@@ -41,6 +42,11 @@ impl Feature for Stores {
         parts.add(Pools::new(memory));
         parts.add(OpenExports::default());
         parts.add(QemuDisks::default());
+        parts.add(NotesFolder::default());
+    }
+
+    fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {
+        daemon.part::<NotesFolder>().begin(&daemon.options.control);
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
@@ -48,6 +54,9 @@ impl Feature for Stores {
         let qemu = disk.shared.of::<QemuDisks>().find(&disk.definition.name);
         if let Some(qemu) = qemu.filter(|_| by_qemu) {
             disk.parts.add(ImageChain(qemu::files(qemu.chain())));
+            if !qemu::has_whole_log(disk.definition) {
+                qemu.leave_log();
+            }
         }
         // The model of a disk with a volume is that of its pool's device.
         let has_pool = disk.definition.store.is_some();

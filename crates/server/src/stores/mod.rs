@@ -4,6 +4,7 @@ mod attend;
 pub(crate) mod clusters;
 pub(crate) mod exports;
 pub(crate) mod feature;
+mod kept;
 pub(crate) mod kinds;
 pub(crate) mod location;
 pub(crate) mod models;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fathom_block::LAYERS_MAX;
-use fathom_control::{DiskDefinition, LayerDefinition};
+use fathom_control::{DiskDefinition, ImageFormat, LayerDefinition};
 use fathom_insight::ClassTable;
 use fathom_layers::cache::CacheOptions;
 use fathom_layers::{LayerKind, LayerOptions, Prepared};
@@ -153,7 +153,14 @@ pub(crate) fn has_any_log(layer: &LayerDefinition) -> bool {
     LOG_KINDS.contains(&layer.kind.as_str()) || has_log(layer)
 }
 
-/// Whether a disk has a raw image that may be written, which can have the mark of a log.
+/// Whether a disk has an image that may be written and can have the mark of a log: a raw one, or
+/// one in qcow2.
+fn can_have_log(disk: &DiskDefinition) -> bool {
+    let is_qcow2 = disk.format == Some(ImageFormat::Qcow2);
+    has_raw_image(disk) || is_qcow2 && disk.image.is_some() && !disk.read_only
+}
+
+/// Whether a disk has a raw image that may be written.
 fn has_raw_image(disk: &DiskDefinition) -> bool {
     disk.image.is_some() && !disk.read_only && qemu::format(disk).is_none()
 }
@@ -206,11 +213,15 @@ pub(super) fn check_layers(disk: &DiskDefinition, origins: &Origins, problems: &
             let message = format!("the disk {:?} has {count} layers `{}`", disk.name, kind.name);
             problems.add(origins.of("layers"), message, format!("keep one: {reason}"));
         }
-        if kind.needs_image && count > 0 && !has_raw_image(disk) {
+        if kind.needs_image && count > 0 && !can_have_log(disk) {
             let name = kind.name;
-            let message =
-                format!("the disk {:?} has a layer `{name}`, but no writable raw image", disk.name);
-            let remedy = "leave the layer out, or add a raw `image`";
+            let message = format!(
+                "the disk {:?} has a layer `{name}`, but no writable image that can be marked as having changes \
+                 elsewhere",
+                disk.name
+            );
+            let remedy = "leave the layer out, or use a raw image or one in qcow2: `fathom disk move` and \
+                          `fathom disk import` make one";
             problems.add(origins.of("layers"), message, remedy);
         }
     }

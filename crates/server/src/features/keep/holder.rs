@@ -1,7 +1,8 @@
 //! `fathom keep`: the process that holds keepsakes while there is no daemon.
 //!
 //! It sleeps until it gets a message. It ends by itself when it has no connection and
-//! - holds nothing: after an orderly end of the daemon, or when all its files have been deleted;
+//! - holds nothing: after an orderly end of the daemon, or when all its files have been deleted and
+//!   its connections closed;
 //! - its socket has been removed, so that no daemon can find it;
 //! - no daemon has come back for a day.
 
@@ -21,7 +22,7 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::link::{HELD_MAX, TIME_MAX, receive, send};
-use super::{NAME_LENGTH_MAX, PREFIX, descriptors, lives};
+use super::{NAME_LENGTH_MAX, PREFIX, connections, descriptors, lives};
 
 /// The highest priority; only root gets it.
 const PRIORITY: i32 = -20;
@@ -117,7 +118,7 @@ impl Holder<'_> {
         if ready == 0 {
             self.pause = (2 * self.pause).min(PAUSE_MAX);
             // What has been deleted is not served again.
-            self.held.retain(|_, file| !is_deleted(file));
+            self.held.retain(|_, file| !is_over(file));
         }
         if self.connection.is_some() && is_ready[1] && !self.answer().unwrap_or(false) {
             self.connection = None;
@@ -167,7 +168,9 @@ impl Holder<'_> {
                     self.held.insert(name.to_owned(), file);
                 }
             }
-            ("life", Some(file)) if is_keepsake(&file) => self.life = Some(File::from(file)),
+            ("life", Some(file)) if kind(&file) == Some(FileType::RegularFile) => {
+                self.life = Some(File::from(file));
+            }
             ("release", None) => drop(self.held.remove(name)),
             ("list", None) => {
                 for (name, file) in &self.held {
@@ -207,12 +210,21 @@ fn known(file: &OwnedFd) -> Option<(FileType, u32)> {
     Some((FileType::from_raw_mode(known.stx_mode.into()), known.stx_nlink))
 }
 
-/// Whether it is a file or a block device.
-fn is_keepsake(file: &OwnedFd) -> bool {
-    let kind = known(file).map(|(kind, _)| kind);
-    matches!(kind, Some(FileType::RegularFile | FileType::BlockDevice))
+fn kind(file: &OwnedFd) -> Option<FileType> {
+    known(file).map(|(kind, _)| kind)
 }
 
-fn is_deleted(file: &OwnedFd) -> bool {
-    known(file).is_some_and(|(kind, links)| kind == FileType::RegularFile && links == 0)
+/// Whether it is a file, a block device or a connection.
+fn is_keepsake(file: &OwnedFd) -> bool {
+    let kinds = [FileType::RegularFile, FileType::BlockDevice, FileType::Socket];
+    kind(file).is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// Whether it is a file without a name, or a connection that the other side has closed.
+fn is_over(file: &OwnedFd) -> bool {
+    match known(file) {
+        Some((FileType::RegularFile, links)) => links == 0,
+        Some((FileType::Socket, _)) => connections::has_ended(file.as_fd(), Duration::ZERO),
+        _ => false,
+    }
 }

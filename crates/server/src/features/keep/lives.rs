@@ -196,7 +196,8 @@ fn boot_ns() -> Option<u64> {
     Some(line.trim().parse::<u64>().ok()? * 1_000_000_000)
 }
 
-fn boot_identity() -> Option<String> {
+/// The kernel's identity of this start of the host.
+pub(crate) fn boot_identity() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     text.map(|text| text.trim().to_owned()).ok().filter(|text| !text.is_empty())
 }

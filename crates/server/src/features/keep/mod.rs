@@ -6,8 +6,10 @@
 //! - Elsewhere, a small process, `fathom keep`, in a session of its own: `holder`. `link` is the
 //!   daemon's end.
 //!
+//! `connections` has those to servers of exports, which tell whether the server has ended.
 //! `descriptors` has the system calls that `rustix` does not offer safely.
 
+pub(crate) mod connections;
 mod descriptors;
 mod holder;
 mod link;

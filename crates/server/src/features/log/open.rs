@@ -27,6 +27,7 @@ use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 use crate::stores::clusters::Clusters;
 use crate::stores::models::ModelDevices;
+use crate::stores::qemu;
 
 impl LogVolumes {
     /// Opens the log of `definition`, if it has one: recovers it or makes it. `home` is the disk's
@@ -60,6 +61,7 @@ impl LogVolumes {
             image,
             home,
             is_quiet,
+            is_raw: qemu::format(definition).is_none(),
             records,
             parts,
             settlement,
@@ -83,6 +85,9 @@ struct Opening<'a> {
     home: &'a Arc<dyn Backend>,
     /// Whether nobody changes the store meanwhile.
     is_quiet: bool,
+    /// Whether the image changes only when the disk does. QEMU writes to one of another format when
+    /// it opens and closes it.
+    is_raw: bool,
     /// The folder with the daemon's marks.
     records: &'a Path,
     parts: &'a Parts,
@@ -232,7 +237,7 @@ impl Opening<'_> {
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected,
             mark: marked.and_then(|marked| marked.age),
-            times: self.volumes.lives.times(self.image, expected),
+            times: self.volumes.lives.times(self.image, expected).filter(|_| self.is_raw),
             home_store: HomeStore(self.is_quiet.then(|| Arc::clone(self.home))),
             clock_start_ns: clock_start_ns(),
         })

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::{
@@ -12,6 +13,7 @@ use fathom_failure::Failure;
 use fathom_image::ChainLink;
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
+use super::super::kept::KeptExport;
 use super::spawn::{EXPORT, Spawning};
 use super::supervisor::StorageDaemon;
 
@@ -19,24 +21,37 @@ use super::supervisor::StorageDaemon;
 pub(crate) struct QemuDisk {
     remote: RemoteDisk,
     daemon: StorageDaemon,
+    /// What a later daemon has to know.
+    record: Option<Arc<KeptExport>>,
 }
 
 impl QemuDisk {
-    /// Starts the storage daemon and connects to it.
-    pub(super) fn open(spawning: Spawning, timeout: Option<Duration>) -> Result<Self, Failure> {
+    /// Starts the storage daemon and connects to it. `record` is for later daemons.
+    pub(super) fn open(
+        spawning: Spawning,
+        timeout: Option<Duration>,
+        record: Option<Arc<KeptExport>>,
+    ) -> Result<Self, Failure> {
         let socket = spawning.socket.display().to_string();
         let uri = format!("nbd+unix:///{EXPORT}?{}", query("socket", &socket));
         let read_only = spawning.is_read_only;
         let mut options = RemoteOptions { read_only, ..RemoteOptions::new(NbdUri::parse(&uri)?) };
         options.timeout = timeout.unwrap_or(options.timeout);
         let daemon = StorageDaemon::start(spawning)?;
-        let remote = RemoteDisk::open(&options)?;
-        Ok(Self { remote, daemon })
+        let remote = RemoteDisk::open_recorded(&options, record.clone().map(|it| it as _))?;
+        Ok(Self { remote, daemon, record })
     }
 
     /// The files, the image first.
     pub(crate) fn chain(&self) -> &[ChainLink] {
         &self.daemon.spawning().chain
+    }
+
+    /// From now on, changes do not go through a log any more.
+    pub(crate) fn leave_log(&self) {
+        if let Some(record) = &self.record {
+            record.leave_log();
+        }
     }
 
     /// The client of the export.

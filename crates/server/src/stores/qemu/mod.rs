@@ -9,10 +9,11 @@
 //!
 //! What QEMU acknowledges may be in its own memory: the metadata of an image, until a flush. If it
 //! is killed, the client sends again what was not flushed. If the daemon is killed, QEMU gets
-//! `SIGTERM`, and writes its metadata before it ends. Only if both are killed at once are changes
-//! lost that no flush has covered, as in a loss of power.
+//! `SIGTERM`, and writes its metadata before it ends. Only if both are killed are changes lost that
+//! no flush has covered. The next daemon knows it: `pids`.
 
 mod disk;
+mod pids;
 mod spawn;
 mod supervisor;
 
@@ -28,8 +29,11 @@ use fathom_image::{ChainFormat, ChainLink, read_chain};
 use parking_lot::Mutex;
 
 pub(crate) use disk::QemuDisk;
+pub(crate) use pids::PidFiles;
 use spawn::{Spawning, program};
 
+use super::kept::{KeptExport, NotesFolder};
+use crate::configuration::layers;
 use crate::daemon::parts::Parts;
 
 /// The disks with a storage daemon, by name.
@@ -52,6 +56,12 @@ pub(crate) fn format(definition: &DiskDefinition) -> Option<ChainFormat> {
         ImageFormat::Vhdx => Some(ChainFormat::Vhdx),
         ImageFormat::Vdi => Some(ChainFormat::Vdi),
     }
+}
+
+/// Whether all changes of a disk go through a log: those of the layer `offload` do so only at
+/// times.
+pub(crate) fn has_whole_log(definition: &DiskDefinition) -> bool {
+    layers::wal(definition).is_some_and(|wal| wal.offload.is_none())
 }
 
 /// The files of a chain, for the status of a disk.
@@ -79,15 +89,22 @@ pub(crate) fn open_qemu(
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
     let open = || -> Result<Arc<QemuDisk>, Failure> {
         let chain = read_chain(image, format, &definition.backing_folders)?;
+        let socket = spawn::socket(records, image)?;
+        let files = Arc::new(PidFiles::new(&socket));
+        let record = (!definition.read_only).then(|| {
+            let (folder, files) = (shared.of::<NotesFolder>(), Arc::clone(&files));
+            KeptExport::of_image((name, image), has_whole_log(definition), files, folder, records)
+        });
         let spawning = Spawning {
             program: program()?,
             chain,
             is_read_only: definition.read_only,
             is_direct: definition.direct,
-            socket: spawn::socket(records, image)?,
+            socket,
+            files,
         };
         let timeout = definition.timeout.map(|timeout| Duration::from_nanos(timeout.0));
-        QemuDisk::open(spawning, timeout).map(Arc::new)
+        QemuDisk::open(spawning, timeout, record).map(Arc::new)
     };
     let disk = open().map_err(failed)?;
     let mut disks = shared.of::<QemuDisks>().0.lock();

@@ -8,11 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use fathom_failure::Failure;
 use fathom_image::ChainLink;
 use serde_json::{Value, json};
 
+use super::pids::PidFiles;
 use crate::configuration::image_identity;
 
 /// The program.
@@ -35,6 +37,8 @@ pub(super) struct Spawning {
     pub(super) is_direct: bool,
     /// The path at which it listens.
     pub(super) socket: PathBuf,
+    /// The files that say whether it has ended in good order.
+    pub(super) files: Arc<PidFiles>,
 }
 
 /// The path of the program.
@@ -79,7 +83,10 @@ impl Spawning {
             words.push(if is_written { "--write" } else { "--read" }.into());
             words.push(link.path.clone().into());
         }
+        let file = self.files.next()?;
+        words.extend(["--folder".into(), self.files.folder().into()]);
         words.extend([self.program.clone().into(), "--".into()]);
+        words.extend(["--pidfile".into(), file.into()]);
         words.extend(self.arguments()?.into_iter().map(OsString::from));
         Command::new("/proc/self/exe")
             .arg0("fathom")

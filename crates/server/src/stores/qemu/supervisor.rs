@@ -97,6 +97,8 @@ impl StorageDaemon {
         thread.stack_size(256 << 10).spawn(move || {
             its.run(sender);
             let _ = std::fs::remove_file(&its.spawning.socket);
+            // It stays if one has not ended in good order.
+            let _ = std::fs::remove_dir(its.spawning.files.folder());
             its.state.lock().has_ended = true;
             its.changed.notify_all();
         })?;
