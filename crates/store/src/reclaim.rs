@@ -340,14 +340,13 @@ impl Survey<'_> {
                 Phase::Find if visit.is_several || self.seen.has(place) => {
                     self.several.set(place);
                 }
-                Phase::Find => {}
                 Phase::Note => {
                     self.seen.set(place);
                 }
                 Phase::Count if !self.several.has(place) && self.counted.set(place) => {
                     self.group(owner).into_iter().for_each(|counted| counted.blocks += 1);
                 }
-                Phase::Count => {}
+                Phase::Find | Phase::Count => {}
             }
         }
     }
