@@ -1,4 +1,5 @@
-//! Prints the time of each kind of access, without a pager and with one that does nothing.
+//! Prints the time of each kind of access: without a pager, with one that does nothing, and with a
+//! table of leases.
 
 #![allow(unsafe_code)]
 
@@ -8,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fathom_guest_memory::{Buffers, GuestAddress, GuestMemory, Pager, Purpose};
+use fathom_guest_memory::{
+    Buffers, GuestAddress, GuestLeases, GuestMemory, MemoryFile, Pager, PagerLeases, Purpose,
+};
 
 const ROUNDS: u64 = 2_000_000;
 const TRIES: usize = 7;
@@ -21,6 +24,10 @@ impl Pager for NoPager {
     }
 
     fn release(&self, _range: &Range<u64>, _purpose: Purpose) {}
+
+    fn identity(&self) -> u64 {
+        1
+    }
 }
 
 /// The shortest time of a round among several tries, in nanoseconds.
@@ -72,8 +79,14 @@ fn measure(what: &str, memory: &GuestMemory) {
 fn main() {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(16 << 20).expect("a length");
+    let source = file.try_clone().expect("a descriptor");
     let mut memory = GuestMemory::default();
     memory.add(0, 16 << 20, file, 0, &Arc::default()).expect("a mapping");
     measure("without a pager", &memory);
     measure("with a pager", &memory.with_pager(Arc::new(NoPager)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = MemoryFile::of(&source).expect("its identity");
+    let _pager = PagerLeases::start(folder.path(), file, 4096).expect("a table");
+    let leases = GuestLeases::find(folder.path(), &memory).expect("a place").expect("a table");
+    measure("with leases", &memory.with_pager(leases));
 }

@@ -41,7 +41,7 @@ impl MemoryAccess<'_> {
     }
 
     /// The address of the first byte in this process.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn place(&self) -> *mut u8 {
         self.place
     }

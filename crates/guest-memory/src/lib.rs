@@ -17,7 +17,8 @@
 //! | what the host has swapped out | [`GuestMemory::residency`] | never: the kernel counts them |
 //!
 //! **Who may access a page now** is decided in one place: a memory can have a [`Pager`], from which
-//! every access takes a [`Lease`] on its range. Without one, which is the usual case, an access
+//! every access takes a [`Lease`] on its range. [`GuestLeases`] is that of a pager in another
+//! process, with which it shares a table of the pages. Without one, which is the usual case, an access
 //! tests nothing more: a memory with a pager has no fast path.
 //!
 //! **Who maps and who unmaps.** [`GuestMemory::add`] maps a region. A clone of a memory, which may
@@ -39,6 +40,7 @@ mod access;
 mod buffer;
 mod dirty_log;
 mod kept;
+mod lease;
 mod mapping;
 mod memory;
 mod pager;
@@ -54,6 +56,9 @@ mod window;
 pub use access::MemoryAccess;
 pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use dirty_log::DirtyLog;
+pub use lease::{
+    GuestLeases, HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PageState, PageWord, PagerLeases,
+};
 pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;
 pub use pager::{Lease, Pager, Purpose};

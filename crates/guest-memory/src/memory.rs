@@ -10,7 +10,7 @@ use crate::access::MemoryAccess;
 use crate::buffer::{Buffers, GuestAddress};
 use crate::kept::Kept;
 use crate::mapping::{Mapping, MemoryOwner};
-use crate::pager::{Lease, Pager, Purpose};
+use crate::pager::{Lease, Pager, Purpose, ShortLease};
 use crate::region::{MappedAddress, Region};
 use crate::volatile;
 use crate::window::MemoryWindow;
@@ -150,6 +150,19 @@ impl GuestMemory {
     #[must_use]
     pub fn with_pager(&self, pager: Arc<dyn Pager>) -> Self {
         Self { pager: Some(pager), main: Span::default(), ..self.clone() }
+    }
+
+    /// The same memory without a pager.
+    #[must_use]
+    pub fn without_pager(&self) -> Self {
+        let mut without = Self { pager: None, ..self.clone() };
+        without.set_regions(Arc::clone(&self.regions));
+        without
+    }
+
+    /// A number of the pager; 0 without one.
+    pub fn pager_identity(&self) -> u64 {
+        self.pager.as_ref().map_or(0, |pager| pager.identity())
     }
 
     fn set_regions(&mut self, regions: Arc<[Region]>) {
@@ -338,9 +351,27 @@ impl GuestMemory {
 
     #[inline(never)]
     fn u64_elsewhere(&self, address: u64) -> Option<u64> {
-        let access = self.access_elsewhere(address, 8, Purpose::Look)?;
-        // SAFETY: the access is to eight bytes.
-        Some(unsafe { volatile::u64_at(access.place()) })
+        // SAFETY: it is the place of eight bytes.
+        self.look_elsewhere(address, 8, |place| unsafe { volatile::u64_at(place) })
+    }
+
+    /// A short look at `length` bytes anywhere, with a lease if there is a pager.
+    #[inline]
+    fn look_elsewhere<T>(
+        &self,
+        address: u64,
+        length: u64,
+        look: impl FnOnce(*mut u8) -> T,
+    ) -> Option<T> {
+        let (place, left) = self.region(address)?;
+        if length > left {
+            return None;
+        }
+        let _lease = match &self.pager {
+            Some(pager) => Some(ShortLease::take(&**pager, address..address + length)?),
+            None => None,
+        };
+        Some(look(place))
     }
 
     /// The four bytes at `address` as a number; `None` outside the memory.
@@ -355,9 +386,8 @@ impl GuestMemory {
 
     #[inline(never)]
     fn u32_elsewhere(&self, address: u64) -> Option<u32> {
-        let access = self.access_elsewhere(address, 4, Purpose::Look)?;
-        // SAFETY: the access is to four bytes.
-        Some(unsafe { volatile::u32_at(access.place()) })
+        // SAFETY: it is the place of four bytes.
+        self.look_elsewhere(address, 4, |place| unsafe { volatile::u32_at(place) })
     }
 
     /// The two bytes at `address` as a number; `None` outside the memory.
@@ -371,12 +401,12 @@ impl GuestMemory {
     /// region.
     #[inline]
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
-        if let Some(place) = self.place_to_look(address, bytes.len() as u64) {
-            // SAFETY: it is the place of as many bytes.
-            unsafe { volatile::copy_from(place, bytes) };
-        } else {
-            let access = self.access_elsewhere(address, bytes.len() as u64, Purpose::Look)?;
-            access.read(0, bytes);
+        let length = bytes.len() as u64;
+        // SAFETY: it is the place of as many bytes.
+        let mut copy = |place: *mut u8| unsafe { volatile::copy_from(place, bytes) };
+        match self.place_to_look(address, length) {
+            Some(place) => copy(place),
+            None => self.look_elsewhere(address, length, copy)?,
         }
         Some(())
     }

@@ -27,6 +27,9 @@ pub trait Pager: Send + Sync {
 
     /// Ends a lease, with the values with which it was taken.
     fn release(&self, range: &Range<u64>, purpose: Purpose);
+
+    /// A number that other pagers do not have. 0 is that of a memory without a pager.
+    fn identity(&self) -> u64;
 }
 
 /// Pages that stay present as long as this lives.
@@ -52,6 +55,29 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.range.is_empty() {
             self.pager.release(&self.range, self.purpose);
+        }
+    }
+}
+
+/// The lease of a look, which ends with the call that takes it.
+pub(crate) struct ShortLease<'p> {
+    pager: &'p dyn Pager,
+    range: Range<u64>,
+}
+
+impl<'p> ShortLease<'p> {
+    /// Takes a lease for a look at a range; `None` if the pager refuses it.
+    pub(crate) fn take(pager: &'p dyn Pager, range: Range<u64>) -> Option<Self> {
+        let is_granted = range.is_empty() || pager.lease(&range, Purpose::Look);
+        // Not `then_some`: a refused lease must not be dropped.
+        is_granted.then(|| Self { pager, range })
+    }
+}
+
+impl Drop for ShortLease<'_> {
+    fn drop(&mut self) {
+        if !self.range.is_empty() {
+            self.pager.release(&self.range, Purpose::Look);
         }
     }
 }

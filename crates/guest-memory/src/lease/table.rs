@@ -1,0 +1,313 @@
+//! The table of words: its file, and both sides of it.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate};
+
+use crate::mapping::{Mapping, MemoryOwner};
+
+use super::word::PageWord;
+
+/// Where tables are: in memory, and for root alone.
+pub const LEASE_FOLDER: &str = "/run/fathom/leases";
+/// The most processes that share a guest's memory with a pager.
+pub const HOLDERS: usize = 2;
+
+/// `fathomLT`, and the version of the layout.
+const MAGIC: u64 = 0x544c_6d6f_6874_6166;
+const VERSION: u64 = 1;
+/// The numbers of 64 bits before the first word: one page.
+const HEADER: usize = 512;
+/// The largest file of guest memory that has a table: 16 TiB, as a VMM may announce.
+const PAGES_MAX: u64 = 16 << 28;
+
+/// Numbers of the header.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_DEVICE: usize = 2;
+const AT_INODE: usize = 3;
+const AT_PAGES: usize = 4;
+/// The process of each holder; 0 for none.
+const AT_HOLDERS: usize = 8;
+/// Whether all accesses of a holder take leases.
+const AT_READY: usize = 16;
+
+/// A file of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryFile {
+    /// Its device.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+impl MemoryFile {
+    /// The file that is open.
+    ///
+    /// # Errors
+    /// Those of the descriptor.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let found = file.metadata()?;
+        Ok(Self { device: found.dev(), inode: found.ino() })
+    }
+
+    pub(super) fn table(self, folder: &Path) -> PathBuf {
+        folder.join(format!("{:x}-{:x}", self.device, self.inode))
+    }
+}
+
+/// A mapped table.
+#[derive(Debug)]
+pub struct LeaseTable {
+    file: File,
+    map: Mapping,
+    owner: Arc<MemoryOwner>,
+    pages: u64,
+}
+
+impl LeaseTable {
+    fn map(file: File, pages: u64) -> io::Result<Self> {
+        let owner = Arc::new(MemoryOwner::new(None, None));
+        let map = Mapping::new(&file, 0, (HEADER as u64 + pages) * 8, &owner)?;
+        Ok(Self { file, map, owner, pages })
+    }
+
+    /// The table of a memory file; `None` if there is none.
+    ///
+    /// # Errors
+    /// When there is a file that is no such table, or it cannot be used.
+    pub(super) fn open(folder: &Path, memory: MemoryFile) -> io::Result<Option<Self>> {
+        let path = memory.table(folder);
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+        let file = match options.open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let words = (file.metadata()?.len() / 8).saturating_sub(HEADER as u64);
+        let table = Self::map(file, words.min(PAGES_MAX))?;
+        let expected = [
+            (AT_MAGIC, MAGIC),
+            (AT_VERSION, VERSION),
+            (AT_DEVICE, memory.device),
+            (AT_INODE, memory.inode),
+        ];
+        let is_valid = expected.iter().all(|(at, value)| table.number(*at) == *value);
+        if !is_valid || table.number(AT_PAGES) > table.pages {
+            let text = format!("{} is no table of leases of this version", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let pages = table.number(AT_PAGES);
+        Ok(Some(Self { pages, ..table }))
+    }
+
+    /// Makes one, in place of any other.
+    fn create(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
+        if pages > PAGES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory is too large"));
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let path = memory.table(folder);
+        let part = path.with_extension("new");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&part)?;
+        // All of it, so that no access fails later for lack of space.
+        fallocate(&file, FallocateFlags::empty(), 0, (HEADER as u64 + pages) * 8)?;
+        let table = Self::map(file, pages)?;
+        for (at, value) in [
+            (AT_DEVICE, memory.device),
+            (AT_INODE, memory.inode),
+            (AT_PAGES, pages),
+            (AT_VERSION, VERSION),
+            (AT_MAGIC, MAGIC),
+        ] {
+            table.set_number(at, value);
+        }
+        fs::rename(part, path)?;
+        Ok(table)
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        self.map.access().load_u64(at, Ordering::Acquire)
+    }
+
+    fn set_number(&self, at: usize, value: u64) {
+        if let Some(cell) = self.map.access().u64s().get(at) {
+            cell.store(value, Ordering::Release);
+        }
+    }
+
+    /// The number of pages.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Whether the table's memory is lost: its words mean nothing any more.
+    pub fn is_lost(&self) -> bool {
+        self.owner.is_lost()
+    }
+
+    /// Distinguishes it from other tables.
+    pub(super) fn identity(&self) -> Option<MemoryFile> {
+        MemoryFile::of(&self.file).ok()
+    }
+
+    /// Changes the word of a page in one step. Returns the new word, or the one that `change` did
+    /// not want to change. A page outside the table has none.
+    ///
+    /// # Errors
+    /// The word that was not changed; a leased one for a page outside the table.
+    pub fn change(
+        &self,
+        page: u64,
+        change: impl Fn(PageWord) -> Option<PageWord>,
+    ) -> Result<PageWord, PageWord> {
+        let outside = PageWord(u64::MAX);
+        if page >= self.pages {
+            return Err(outside);
+        }
+        let access = self.map.access();
+        let cell: &AtomicU64 = access.u64s().get(HEADER + page as usize).ok_or(outside)?;
+        let mut now = PageWord(cell.load(Ordering::Acquire));
+        // Each failure is a success of another thread.
+        while let Some(next) = change(now) {
+            let exchanged =
+                cell.compare_exchange_weak(now.0, next.0, Ordering::SeqCst, Ordering::Acquire);
+            match exchanged {
+                Ok(_) => return Ok(next),
+                Err(other) => now = PageWord(other),
+            }
+        }
+        Err(now)
+    }
+
+    /// The word of a page; a leased one for a page outside the table.
+    pub fn word(&self, page: u64) -> PageWord {
+        self.change(page, |_| None).unwrap_or_else(|word| word)
+    }
+
+    /// Changes all words that are not 0.
+    fn change_all(&self, change: impl Fn(PageWord) -> PageWord) {
+        for page in 0..self.pages {
+            let _ = self.change(page, |word| Some(change(word)).filter(|next| *next != word));
+        }
+    }
+
+    /// Locks the place of a holder as long as the table is open. The kernel gives it back at the
+    /// holder's death. Returns false if another has it.
+    fn lock(&self, holder: usize, kind: i32) -> io::Result<bool> {
+        // SAFETY: an all-zero structure is valid; `l_pid` has to be 0.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        lock.l_start = holder as libc::off_t;
+        lock.l_len = 1;
+        // SAFETY: the structure outlives the call.
+        let result =
+            unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+        if result == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+            _ => Err(error),
+        }
+    }
+
+    /// Takes the place of a holder and gives back what a dead one had only to read.
+    pub(super) fn take_place(&self) -> io::Result<Option<usize>> {
+        for holder in 0..HOLDERS {
+            if self.lock(holder, libc::F_WRLCK)? {
+                self.bury(holder);
+                self.set_number(AT_HOLDERS + holder, u64::from(std::process::id()));
+                return Ok(Some(holder));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The caller has the lock.
+    fn bury(&self, holder: usize) {
+        self.set_number(AT_READY + holder, 0);
+        self.set_number(AT_HOLDERS + holder, 0);
+        self.change_all(|word| word.give_back(holder));
+    }
+
+    /// Says that all accesses of a holder take leases.
+    pub(super) fn set_ready(&self, holder: usize) {
+        self.set_number(AT_READY + holder, 1);
+    }
+}
+
+/// A table on the side of the pager.
+#[derive(Debug)]
+pub struct PagerLeases {
+    table: LeaseTable,
+    path: PathBuf,
+}
+
+impl PagerLeases {
+    /// Takes up the table of a memory file of `pages` pages that an earlier pager has left, or
+    /// makes one. Copies of the earlier pager are dropped.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn start(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
+        let found = LeaseTable::open(folder, memory).ok().flatten();
+        let table = match found.filter(|table| table.pages == pages) {
+            Some(table) => table,
+            None => LeaseTable::create(folder, memory, pages)?,
+        };
+        table.change_all(PageWord::stay);
+        Ok(Self { table, path: memory.table(folder) })
+    }
+
+    /// The table.
+    pub fn table(&self) -> &LeaseTable {
+        &self.table
+    }
+
+    /// The processes of which all accesses take leases. What dead ones had only to read is given
+    /// back.
+    ///
+    /// # Errors
+    /// Those of the table's file.
+    pub fn holders(&self) -> io::Result<Vec<u32>> {
+        let mut living = Vec::new();
+        for holder in 0..HOLDERS {
+            let process = self.table.number(AT_HOLDERS + holder);
+            if process != 0 && self.table.lock(holder, libc::F_WRLCK)? {
+                self.table.bury(holder);
+                self.table.lock(holder, libc::F_UNLCK)?;
+            } else if process != 0 && self.table.number(AT_READY + holder) != 0 {
+                living.push(process as u32);
+            }
+        }
+        Ok(living)
+    }
+
+    /// Drops all copies.
+    pub fn forget(&self) {
+        self.table.change_all(PageWord::stay);
+    }
+
+    /// Removes the table. Holders that still have it take leases of no effect.
+    pub fn end(self) {
+        self.forget();
+        let _ = fs::remove_file(&self.path);
+    }
+}
