@@ -102,7 +102,7 @@ pub use offload::{
     OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadQuery,
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
-pub use pager::{PageEstimate, PagerDisk, PagerGuest, PagerQuery, PagerReport};
+pub use pager::{LeaseReport, PageEstimate, PagerDisk, PagerGuest, PagerQuery, PagerReport};
 pub use patterns::{
     CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,
     PatternsQuery, PatternsReport,
@@ -143,7 +143,7 @@ pub mod endpoints {
     pub use crate::monitor::MONITOR;
     pub use crate::moving::{CANCEL_MOVE, MOVE_DISK};
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
-    pub use crate::pager::PAGER;
+    pub use crate::pager::{PAGER, RENEW_LEASES};
     pub use crate::patterns::PATTERNS;
     pub use crate::pool::{CHANGE_POOL, POOLS};
     pub use crate::processes::PROCESSES;

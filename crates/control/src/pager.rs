@@ -11,7 +11,24 @@ pub const PAGER: Endpoint<Blocking, (), PagerQuery, (), PagerReport> = Endpoint:
     "the [memory of guests](#pager) that the host has swapped out, of all guests on vhost-user disks or of one, and the needless I/O of their disks with the layer `swap-watch`",
 );
 
-pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&PAGER];
+/// Looks for the pagers of guests.
+pub const RENEW_LEASES: Endpoint<Blocking, (), (), (), LeaseReport> = Endpoint::post(
+    "/v1/pager/leases",
+    "looks which guests on vhost-user disks have a [pager](#pager), and takes leases for it on the pages that are accessed; `fathom pager attach` calls it",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&PAGER, &RENEW_LEASES];
+
+/// Which accesses to guests' memory take leases.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeaseReport {
+    /// The connections of VMMs whose guests have a pager: all accesses to their memory take leases.
+    pub leased: u64,
+    /// Whether requests from before are still in flight. The leases count when they have
+    /// completed.
+    pub is_pending: bool,
+}
 
 /// Whose memory is reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +123,14 @@ pub struct PageEstimate {
 }
 
 impl Client {
+    /// Has the daemon look which guests have a pager.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn renew_leases(&self) -> Result<LeaseReport, ClientError> {
+        self.ask(&RENEW_LEASES, &(), &(), &())
+    }
+
     /// What is swapped out of the memory of all guests, or of the guest with this name or disk.
     ///
     /// # Errors

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use fathom_guest_memory::{GuestAddress, GuestMemory, MemoryOwner, Region};
+use fathom_guest_memory::{
+    GuestAddress, GuestLeases, GuestMemory, LEASE_FOLDER, MemoryOwner, Region,
+};
 
 /// The memory that every VMM may announce, in bytes.
 const ANNOUNCED_MIN: u64 = 1 << 40;
@@ -45,6 +48,26 @@ impl Memory {
     /// The memory itself.
     pub(super) fn guest(&self) -> &GuestMemory {
         &self.guest
+    }
+
+    /// Takes leases for the guest's pager from now on, if it has one; without one, accesses need
+    /// none. Returns the leases.
+    ///
+    /// # Errors
+    /// When the pager's table cannot be used. The memory then has no leases, which the pager knows.
+    pub(super) fn lease(&mut self) -> io::Result<Option<Arc<GuestLeases>>> {
+        match GuestLeases::find(Path::new(LEASE_FOLDER), &self.guest) {
+            Ok(Some(leases)) => {
+                self.guest = self.guest.with_pager(Arc::clone(&leases) as _);
+                Ok(Some(leases))
+            }
+            found => {
+                if self.guest.pager_identity() != 0 {
+                    self.guest = self.guest.without_pager();
+                }
+                found
+            }
+        }
     }
 
     /// Whether a region's file has been truncated.

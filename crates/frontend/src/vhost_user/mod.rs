@@ -44,7 +44,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fathom_block::Disk;
-use fathom_guest_memory::{GuestAddress, GuestMemory, LossCause, MappingBudget, MemoryOwner};
+use fathom_guest_memory::{
+    GuestAddress, GuestLeases, GuestMemory, LossCause, MappingBudget, MemoryOwner,
+};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -292,6 +294,15 @@ impl Server {
         foremost.map(|connection| connection.live().memory.clone()).unwrap_or_default()
     }
 
+    /// What begins to take leases on the memory of the disk's guests for their pagers, or ends it
+    /// where there is none any more. It waits for the requests in flight, which a disk that does
+    /// not answer may keep for ever.
+    pub fn lease_renewal(&self) -> LeaseRenewal {
+        let connections = self.shared.connections();
+        let sessions = connections.list.iter().map(|connection| Arc::clone(&connection.session));
+        LeaseRenewal { sessions: sessions.collect() }
+    }
+
     /// Completes the requests in flight, disconnects the VMM and removes the socket. A VMM that
     /// reconnects continues with the next daemon.
     pub fn shutdown(mut self) {
@@ -318,6 +329,18 @@ impl Server {
         for connection in connections {
             let _ = connection.thread.join();
         }
+    }
+}
+
+/// The connections of a disk, whose leases are to be renewed.
+pub struct LeaseRenewal {
+    sessions: Vec<Arc<SessionLock>>,
+}
+
+impl LeaseRenewal {
+    /// Renews them. Returns the leases that are taken from now on.
+    pub fn run(self) -> Vec<Arc<GuestLeases>> {
+        self.sessions.iter().filter_map(|session| lock(session).renew_leases()).collect()
     }
 }
 

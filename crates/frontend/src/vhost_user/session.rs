@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fathom_block::Disk;
-use fathom_guest_memory::{DirtyLog, MemoryOwner};
+use fathom_guest_memory::{DirtyLog, GuestLeases, MemoryOwner};
 use parking_lot::Mutex;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -297,7 +297,32 @@ impl Session {
         Ok(())
     }
 
-    fn replace_memory(&mut self, memory: Memory) -> Result<()> {
+    fn replace_memory(&mut self, mut memory: Memory) -> Result<()> {
+        self.find_leases(&mut memory);
+        self.set_memory(memory)
+    }
+
+    fn find_leases(&self, memory: &mut Memory) -> Option<Arc<GuestLeases>> {
+        memory.lease().unwrap_or_else(|error| {
+            let (disk, vm) = (self.disk.name(), self.disk.vm());
+            tracing::error!(disk, vm, %error, "no leases for the guest's pager: it does nothing");
+            None
+        })
+    }
+
+    /// Begins to take leases, or ends it, if the guest's pager has come or gone. Returns when no
+    /// request from before is in flight.
+    pub(super) fn renew_leases(&mut self) -> Option<Arc<GuestLeases>> {
+        let mut memory = self.memory.clone();
+        let leases = self.find_leases(&mut memory);
+        if memory.guest().pager_identity() != self.memory.guest().pager_identity() {
+            // A ring that cannot go on with the same memory has stopped.
+            let _ = self.set_memory(memory);
+        }
+        leases
+    }
+
+    fn set_memory(&mut self, memory: Memory) -> Result<()> {
         self.live().memory = memory.guest().clone();
         self.memory = memory;
         let refreshed = self.refresh();

@@ -18,6 +18,8 @@ pub(super) struct RegionIdentity {
     file_offset: u64,
     guest_address: u64,
     length: u64,
+    /// The number of the pager for which accesses take leases; 0 without one.
+    pager: u64,
 }
 
 impl RegionIdentity {
@@ -37,6 +39,7 @@ pub(super) fn identity(memory: &GuestMemory) -> Identity {
             file_offset: region.file_offset,
             guest_address: region.start,
             length: region.length,
+            pager: memory.pager_identity(),
         }
     };
     memory.regions().iter().map(of_region).collect()
@@ -63,9 +66,13 @@ impl PagesOfGuests {
     }
 }
 
-/// Whether two tables are those of one guest before and after memory was added or removed: one
-/// table is a part of the other.
+/// Whether two tables are those of one guest before and after memory was added or removed, or its
+/// pager came or went: one table is a part of the other.
 pub(super) fn is_changed(before: &Identity, after: &Identity) -> bool {
+    let without_pager = |identity: &Identity| -> Identity {
+        identity.iter().map(|region| RegionIdentity { pager: 0, ..region.clone() }).collect()
+    };
+    let (before, after) = (&without_pager(before), &without_pager(after));
     let (part, whole) = if before.len() < after.len() { (before, after) } else { (after, before) };
     !part.is_empty() && part.iter().all(|region| whole.contains(region))
 }

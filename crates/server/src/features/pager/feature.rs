@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fathom_control::endpoints;
 
+use super::leases::{self, LeaseRenewer};
 use super::{Checker, metrics, of};
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Ending, Feature};
@@ -19,6 +20,7 @@ pub(crate) struct SwappedMemory;
 impl Feature for SwappedMemory {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Checker::default());
+        parts.add(LeaseRenewer::default());
     }
 
     fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {
@@ -49,5 +51,6 @@ impl Feature for SwappedMemory {
         routes.blocking(&endpoints::PAGER, |daemon, (), query, ()| {
             daemon.pager(query.guest.as_deref())
         });
+        routes.blocking(&endpoints::RENEW_LEASES, |daemon, (), (), ()| leases::renew(daemon));
     }
 }

@@ -5,6 +5,7 @@
 //! in use and pages are in swap. There is no such thread before a disk has had the layer.
 
 pub(crate) mod feature;
+mod leases;
 mod metrics;
 
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,0 +1,66 @@
+//! Leases for the pagers of guests: the daemon looks for them when a VMM announces its memory, and
+//! when a pager asks for it.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fathom_control::{ErrorBody, ErrorCode, LeaseReport};
+use fathom_frontend::vhost_user::LeaseRenewal;
+use parking_lot::{Condvar, Mutex};
+
+use crate::daemon::Daemon;
+use crate::daemon::stack::refusal;
+
+/// How long a pager waits for the requests in flight. It asks again.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// A renewal of the leases. One runs at a time: it may wait for a disk that does not answer.
+#[derive(Default)]
+pub(super) struct LeaseRenewer {
+    state: Arc<(Mutex<Renewed>, Condvar)>,
+}
+
+#[derive(Default)]
+struct Renewed {
+    is_running: bool,
+    leased: u64,
+}
+
+/// Renews the leases of all disks.
+pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
+    let state = Arc::clone(&daemon.part::<LeaseRenewer>().state);
+    let (renewed, changed) = &*state;
+    let mut guard = renewed.lock();
+    if guard.is_running {
+        // It may have looked before the table was there that is meant now.
+        return Ok(LeaseReport { leased: 0, is_pending: true });
+    }
+    let of_disk = |served: &Arc<crate::daemon::Served>| {
+        served.live().server.as_ref().map(fathom_frontend::vhost_user::Server::lease_renewal)
+    };
+    let renewals: Vec<LeaseRenewal> = daemon.served().iter().filter_map(of_disk).collect();
+    let work = {
+        let state = Arc::clone(&state);
+        move || {
+            let leases: Vec<_> = renewals.into_iter().flat_map(LeaseRenewal::run).collect();
+            // Only when all disks of a guest take leases.
+            leases.iter().for_each(|leases| leases.set_ready());
+            let mut renewed = state.0.lock();
+            (renewed.is_running, renewed.leased) = (false, leases.len() as u64);
+            state.1.notify_all();
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("leases".into()).spawn(work) {
+        return Err(refusal(
+            ErrorCode::Failed,
+            format!("a thread cannot be started: {error}"),
+            "see whether the daemon may start more threads",
+        ));
+    }
+    guard.is_running = true;
+    let deadline = Instant::now() + WAIT_MAX;
+    while guard.is_running && !changed.wait_until(&mut guard, deadline).timed_out() {}
+    let is_pending = guard.is_running;
+    Ok(LeaseReport { leased: if is_pending { 0 } else { guard.leased }, is_pending })
+}
