@@ -173,7 +173,9 @@ pub fn attach(
         guard: Some(guard),
         helpers: options.helpers.clone(),
         status: Arc::new(Mutex::new(status)),
-        _tripwires: tripwires.0,
+        maps,
+        tripwires: tripwires.0,
+        shadow: None,
     })
 }
 
@@ -211,7 +213,7 @@ fn examine(vmm: &Vmm) -> Result<Vec<ProcessMap>, Failure> {
     let examined = refusal::check_process(vmm).and_then(|()| {
         let maps = memory::find(vmm)?;
         refusal::check_pages(vmm, &maps)?;
-        refusal::check_holders(vmm, &maps)?;
+        refusal::find_daemons(vmm, &maps)?;
         Ok(maps)
     });
     examined.map_err(|refusal| Failure::from(refusal).about(format!("process {}", vmm.process())))

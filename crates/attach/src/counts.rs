@@ -22,6 +22,37 @@ pub struct PagerCounts {
     pub fault_ns: Histogram,
 }
 
+/// What shadow eviction has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShadowCounts {
+    /// The most bytes that are copied at a time; 0 without shadow eviction.
+    pub budget_bytes: u64,
+    /// The bytes of the pages that are copied and protected now.
+    pub copied_bytes: u64,
+    /// Why it does nothing now; empty if it works.
+    pub suspended: String,
+    /// Pages that were copied.
+    pub copies: u64,
+    /// Writes of the guest to protected pages.
+    pub write_faults: u64,
+    /// Comparisons in which the page was equal to its copy.
+    pub equal: u64,
+    /// Comparisons in which it was not, though nobody had a lease for writing. Each of them would
+    /// be a lost write if the page had left.
+    pub mismatches: u64,
+    /// Copies that a lease for writing has made invalid.
+    pub overwritten: u64,
+    /// Copied pages that QEMU has given back.
+    pub vanished: u64,
+    /// Pages that were not copied because somebody had a lease.
+    pub leased: u64,
+    /// Pages that were not copied because somebody took a lease meanwhile, or the page went.
+    pub disturbed: u64,
+    /// Pages that were not copied because they are part of a large folio.
+    pub large: u64,
+}
+
 /// The state of a pager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStatus {
@@ -47,4 +78,7 @@ pub struct PagerStatus {
     pub is_tripwire_tried: bool,
     /// What it has done.
     pub counts: PagerCounts,
+    /// The pages that could leave.
+    #[serde(default)]
+    pub shadow: ShadowCounts,
 }

@@ -4,8 +4,8 @@
 //!
 //! A stock QEMU that was started with shared memory is all that is needed. One system call is
 //! injected into it ([`inject()`]), by which it makes a userfaultfd of its own memory; the pager
-//! fetches a copy and does everything else from outside. Nothing leaves the guest's memory: this is
-//! the step before that.
+//! fetches a copy and does everything else from outside. Nothing leaves the guest's memory. *Shadow
+//! eviction* (`shadow.rs`) does all but that, and proves that it would be right.
 //!
 //! ```text
 //!             attach: inject, fetch, guard, register
@@ -22,6 +22,7 @@
 mod attach;
 mod control;
 mod counts;
+mod folios;
 mod frame;
 mod guard;
 mod inject;
@@ -30,6 +31,7 @@ mod pager;
 mod qmp;
 mod record;
 mod refusal;
+mod shadow;
 mod trace;
 mod tripwire;
 mod userfault;
@@ -37,12 +39,13 @@ mod vmm;
 
 pub use attach::{AttachOptions, AttachStep, Helpers, attach, detach_orphan};
 pub use control::{Control, Request, ask, list};
-pub use counts::{PagerCounts, PagerStatus};
+pub use counts::{PagerCounts, PagerStatus, ShadowCounts};
+pub use fathom_guest_memory::LEASE_FOLDER;
 pub use frame::SystemCall;
 pub use guard::guard;
 pub use inject::{InjectReport, InjectStep, TRACE_TIME_MAX, inject};
 pub use memory::MappedMemory;
-pub use pager::{Pager, RUN_PAGES, ServeEnd};
+pub use pager::{Pager, RUN_PAGES, ServeEnd, ShadowOptions};
 pub use record::{FOLDER, PagerRecord};
 pub use refusal::AttachRefusal;
 pub use vmm::Vmm;

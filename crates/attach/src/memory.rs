@@ -26,12 +26,21 @@ pub struct MappedMemory {
     pub offset: u64,
     /// The number of its file.
     pub inode: u64,
+    /// The device of its file.
+    pub device: u64,
 }
 
 impl MappedMemory {
     /// The addresses in the VMM.
     pub fn range(&self) -> Range<u64> {
         self.start..self.end
+    }
+
+    /// Whether both have a part of the same file.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let is_same = (self.device, self.inode) == (other.device, other.inode);
+        let (end, other_end) = (self.offset + self.length(), other.offset + other.length());
+        is_same && self.offset < other_end && other.offset < end
     }
 
     /// The length in bytes.
@@ -69,6 +78,13 @@ pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, AttachRefusal> {
     }
 }
 
+/// The number of a device in the text of `maps`.
+fn device_number(text: &str) -> u64 {
+    let number = |word| u32::from_str_radix(word, 16).unwrap_or(u32::MAX);
+    text.split_once(':')
+        .map_or(u64::MAX, |(major, minor)| rustix::fs::makedev(number(major), number(minor)))
+}
+
 /// As it is recorded and reported.
 pub(crate) fn described(maps: &[ProcessMap]) -> Vec<MappedMemory> {
     let described = |map: &ProcessMap| MappedMemory {
@@ -76,6 +92,7 @@ pub(crate) fn described(maps: &[ProcessMap]) -> Vec<MappedMemory> {
         end: map.range.end,
         offset: map.offset,
         inode: map.inode,
+        device: device_number(&map.device),
     };
     maps.iter().map(described).collect()
 }

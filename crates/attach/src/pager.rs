@@ -3,11 +3,14 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use fathom_failure::Failure;
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::attach::Helpers;
@@ -15,15 +18,23 @@ use crate::counts::PagerStatus;
 use crate::guard::{self, Guard};
 use crate::memory::MappedMemory;
 use crate::record::{PagerRecord, RecordPlace};
+use crate::refusal;
+use crate::shadow::Shadow;
 use crate::tripwire::Tripwire;
-use crate::userfault::UserFault;
-use crate::vmm::Vmm;
+use crate::userfault::{Fault, UserFault};
+use crate::vmm::{ProcessMap, Vmm};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
 /// A missing page comes into being with its neighbours: so many pages, from a multiple of it.
 pub const RUN_PAGES: u64 = 16;
 const RUN: u64 = RUN_PAGES * PAGE;
+/// How often a pager with a shadow looks who maps the guest's memory.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// The same while the guest does nothing.
+const QUIET_INTERVAL: Duration = Duration::from_secs(10);
+/// The pause between two steps of a sweep.
+const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why serving has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +59,35 @@ pub struct Pager {
     pub(crate) guard: Option<Guard>,
     pub(crate) helpers: Helpers,
     pub(crate) status: Arc<Mutex<PagerStatus>>,
-    pub(crate) _tripwires: Vec<Tripwire>,
+    pub(crate) maps: Vec<ProcessMap>,
+    pub(crate) tripwires: Vec<Tripwire>,
+    pub(crate) shadow: Option<ShadowWork>,
+}
+
+/// How shadow eviction works.
+pub struct ShadowOptions {
+    /// Where the tables of leases are: [`fathom_guest_memory::LEASE_FOLDER`], but for tests.
+    pub folder: PathBuf,
+    /// The most bytes that are copied at a time.
+    pub bytes: u64,
+    /// Asks the daemons to take leases. It must return within a few seconds, and runs in a thread
+    /// of its own.
+    pub ask: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Shadow eviction, and when it looks around.
+pub(crate) struct ShadowWork {
+    shadow: Shadow,
+    ask: Arc<dyn Fn() + Send + Sync>,
+    /// The thread that asks the daemons.
+    asking: Option<JoinHandle<()>>,
+    looked: Option<Instant>,
+}
+
+impl std::fmt::Debug for ShadowWork {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.shadow.fmt(formatter)
+    }
 }
 
 impl Pager {
@@ -62,12 +101,62 @@ impl Pager {
         &self.vmm
     }
 
+    /// Begins shadow eviction.
+    ///
+    /// # Errors
+    /// When the machine or this user does not allow it. The pager serves faults all the same.
+    pub fn start_shadow(&mut self, options: ShadowOptions) -> Result<(), Failure> {
+        let ShadowOptions { folder, bytes, ask } = options;
+        let shadow = Shadow::start(&self.vmm, &self.faults, &self.memory, &folder, bytes)?;
+        self.shadow = Some(ShadowWork { shadow, ask, asking: None, looked: None });
+        self.look_around();
+        Ok(())
+    }
+
+    /// Looks who maps the memory, now and then, and whether all of them take leases. Returns how
+    /// long the pager may sleep.
+    fn look_around(&mut self) -> Option<Duration> {
+        let work = self.shadow.as_mut()?;
+        let interval = if work.shadow.is_quiet() { QUIET_INTERVAL } else { LOOK_INTERVAL };
+        if work.looked.is_none_or(|looked| looked.elapsed() >= interval) {
+            work.looked = Some(Instant::now());
+            work.shadow.rest();
+            let found = refusal::find_daemons(&self.vmm, &self.maps)
+                .map_err(|refusal| refusal.to_string())
+                .and_then(|daemons| work.shadow.check_holders(&daemons));
+            let reason = found.err().unwrap_or_default();
+            work.shadow.suspend(&self.faults, &reason);
+            let is_asking = work.asking.as_ref().is_some_and(|thread| !thread.is_finished());
+            if !reason.is_empty() && !is_asking {
+                let ask = Arc::clone(&work.ask);
+                let thread = std::thread::Builder::new().name("ask".into()).spawn(move || ask());
+                work.asking = thread.ok();
+            }
+            self.status.lock().shadow = work.shadow.counts();
+        }
+        if work.shadow.is_busy() {
+            return Some(SWEEP_PAUSE);
+        }
+        Some(interval)
+    }
+
+    fn sweep(&mut self) {
+        if let Some(work) = self.shadow.as_mut().filter(|work| work.shadow.is_busy()) {
+            work.shadow.sweep(&self.faults, &self.tripwires);
+            self.status.lock().shadow = work.shadow.counts();
+        }
+    }
+
     /// Serves faults until `stop` is readable. It sleeps while there are none.
     ///
     /// # Errors
     /// Those of the descriptors.
     pub fn serve(&mut self, stop: BorrowedFd<'_>) -> io::Result<ServeEnd> {
         loop {
+            let pause = self.look_around().map(|pause| Timespec {
+                tv_sec: pause.as_secs() as i64,
+                tv_nsec: i64::from(pause.subsec_nanos()),
+            });
             let Some(guard) = &self.guard else { return Ok(ServeEnd::Unguarded) };
             let mut polled = [
                 PollFd::new(&self.faults, PollFlags::IN),
@@ -75,7 +164,11 @@ impl Pager {
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::new(guard, PollFlags::IN),
             ];
-            match poll(&mut polled, None) {
+            match poll(&mut polled, pause.as_ref()) {
+                Ok(0) => {
+                    self.sweep();
+                    continue;
+                }
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -97,20 +190,39 @@ impl Pager {
         }
     }
 
-    fn serve_faults(&self) -> io::Result<()> {
-        let mut status = self.status.lock();
+    fn serve_faults(&mut self) -> io::Result<()> {
+        let Self { status, faults, memory, tripwires, shadow, .. } = self;
+        let mut status = status.lock();
         let counts = &mut status.counts;
-        self.faults.faults(|address| {
+        let mut shadow = shadow.as_mut().map(|work| &mut work.shadow);
+        let served = faults.faults(|Fault { address, is_protection }| {
             let begun = Instant::now();
+            if is_protection {
+                match &mut shadow {
+                    Some(shadow) => shadow.write_fault(address, faults, tripwires),
+                    // An earlier pager has protected it.
+                    None => drop(faults.protect(&page_of(address), false)),
+                }
+                counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
+                return;
+            }
             counts.faults += 1;
-            match serve_fault(&self.faults, &self.memory, address) {
+            if let (Some(shadow), Some(part)) = (&mut shadow, part_of(memory, address)) {
+                let run = run_of(page_of(address).start, &part.range());
+                shadow.missing(run, faults, tripwires);
+            }
+            match serve_fault(faults, memory, address) {
                 Served::Zeroed(bytes) => counts.zeroed_bytes += bytes,
                 Served::Present => counts.repeated += 1,
                 Served::Stray => counts.strays += 1,
                 Served::Released => counts.released += 1,
             }
             counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
-        })
+        });
+        if let Some(shadow) = shadow {
+            status.shadow = shadow.counts();
+        }
+        served
     }
 
     fn replace_guard(&mut self) {
@@ -127,7 +239,15 @@ impl Pager {
     /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then
     /// does nothing, for the next pager.
     pub fn detach(mut self) -> PagerStatus {
+        let ask = self.shadow.take().map(|work| {
+            self.status.lock().shadow = work.shadow.finish(&self.faults, &self.tripwires);
+            work.ask
+        });
         guard::release(&self.faults, &self.memory);
+        // Daemons need take no leases any more.
+        if let Some(ask) = ask {
+            ask();
+        }
         self.record.is_attached = false;
         // A record that says otherwise costs nothing: the next pager adopts what there is.
         let _ = self.place.write(&self.record);
@@ -161,10 +281,20 @@ enum Served {
     Released,
 }
 
-fn serve_fault(faults: &UserFault, memory: &[MappedMemory], address: u64) -> Served {
+/// The page of an address.
+fn page_of(address: u64) -> Range<u64> {
     let page = address & !(PAGE - 1);
-    let own = page..page + PAGE;
-    let Some(part) = memory.iter().find(|part| part.range().contains(&page)) else {
+    page..page + PAGE
+}
+
+fn part_of(memory: &[MappedMemory], address: u64) -> Option<&MappedMemory> {
+    memory.iter().find(|part| part.range().contains(&address))
+}
+
+fn serve_fault(faults: &UserFault, memory: &[MappedMemory], address: u64) -> Served {
+    let own = page_of(address);
+    let page = own.start;
+    let Some(part) = part_of(memory, address) else {
         let _ = faults.wake(&own);
         return Served::Stray;
     };

@@ -257,9 +257,10 @@ fn is_mounted_with_huge_pages(mounts: &str, device: &str, is_advised: bool) -> b
     })
 }
 
-/// Whether nobody but the VMM, this process and the daemon maps the guest's memory. It holds for
-/// this instant only.
-pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), AttachRefusal> {
+/// The processes of the daemon that map the guest's memory. An error if another one does, but for
+/// the VMM and this process. It holds for this instant only.
+pub(crate) fn find_daemons(vmm: &Vmm, memory: &[ProcessMap]) -> Result<Vec<i32>, AttachRefusal> {
+    let mut daemons = Vec::new();
     let entries = fs::read_dir("/proc").map_err(|_| AttachRefusal::HoldersUnknown)?;
     for entry in entries.flatten() {
         let process = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
@@ -278,12 +279,16 @@ pub(crate) fn check_holders(vmm: &Vmm, memory: &[ProcessMap]) -> Result<(), Atta
             Err(_) => continue,
         };
         let has = |map: &ProcessMap| memory.iter().any(|own| own.is_of_file(map));
-        if maps.iter().any(has) && !is_daemon(process) {
+        if !maps.iter().any(has) {
+            continue;
+        }
+        if !is_daemon(process) {
             let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
             return Err(AttachRefusal::Holder(process, name.trim().to_owned()));
         }
+        daemons.push(process);
     }
-    Ok(())
+    Ok(daemons)
 }
 
 /// Whether a process is a `fathom` of this user or of root.

@@ -11,11 +11,13 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFDIO, UFFDIO_REGISTER_MODE_MISSING, uffdio_api, uffdio_range,
-    uffdio_register, uffdio_zeropage,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFDIO, UFFDIO_REGISTER_MODE_MISSING,
+    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range, uffdio_register, uffdio_writeprotect,
+    uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
-    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE,
+    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    UFFDIO_ZEROPAGE,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -23,11 +25,18 @@ use rustix::ioctl::{Opcode, Setter, Updater};
 
 /// Faults of memory in files (`UFFD_FEATURE_MISSING_SHMEM`).
 pub(crate) const MISSING_SHMEM: u64 = linux_raw_sys::general::UFFD_FEATURE_MISSING_SHMEM as u64;
+/// Faults of writes to pages that are protected, in files too (`UFFD_FEATURE_PAGEFAULT_FLAG_WP`,
+/// `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`).
+pub(crate) const PROTECT: u64 = (linux_raw_sys::general::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | linux_raw_sys::general::UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
+    as u64;
 /// A fault is a SIGBUS, or `EFAULT` of a system call (`UFFD_FEATURE_SIGBUS`).
 pub(crate) const SIGBUS: u64 = linux_raw_sys::general::UFFD_FEATURE_SIGBUS as u64;
 /// `USERFAULTFD_IOC_NEW`: makes a userfaultfd of the calling process, by an open
 /// `/dev/userfaultfd`.
 pub(crate) const NEW: u64 = (UFFDIO as u64) << 8;
+/// `UFFDIO_WRITEPROTECT_MODE_WP`.
+const PROTECTED: u64 = 1;
 /// The bytes of a message (`struct uffd_msg`).
 const MESSAGE_BYTES: usize = 32;
 /// The most messages that one call reads.
@@ -36,31 +45,53 @@ const MESSAGES_MAX: usize = 64;
 /// The features of a userfaultfd on which its interface was never agreed.
 const NOT_INITIALISED: u64 = 0;
 
+/// What a thread has met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The address, in the registered process.
+    pub address: u64,
+    /// Whether it is a write to a page that is protected, rather than a missing page.
+    pub is_protection: bool,
+}
+
 /// An open userfaultfd, of this process or of another.
 #[derive(Debug)]
 pub struct UserFault {
     file: OwnedFd,
+    can_protect: bool,
 }
 
 impl UserFault {
     /// A userfaultfd that was made elsewhere, and was perhaps in use already. Agrees on the
-    /// interface if nobody has.
+    /// interface if nobody has, with the protection of pages if the kernel has it.
     ///
     /// # Errors
     /// When `file` is something else, or its interface was agreed on without `features`.
     pub(crate) fn adopt(file: OwnedFd, features: u64) -> io::Result<Self> {
-        match agreed_features(file.as_fd())? {
-            NOT_INITIALISED => {
-                let mut request = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
-                // SAFETY: the type is that of UFFDIO_API.
-                unsafe { update::<{ UFFDIO_API as Opcode }, _>(file.as_fd(), &mut request)? };
+        let mut agreed = agreed_features(file.as_fd())?;
+        for features in [features | PROTECT, features] {
+            if agreed != NOT_INITIALISED {
+                break;
             }
-            agreed if agreed & features != features => {
-                return Err(io::Error::other(format!("its features are {agreed:#x}")));
+            let mut request = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
+            // SAFETY: the type is that of UFFDIO_API.
+            let done = unsafe { update::<{ UFFDIO_API as Opcode }, _>(file.as_fd(), &mut request) };
+            match done {
+                Ok(()) => agreed = features,
+                // It does not have all of them; nothing was agreed.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
+                Err(error) => return Err(error),
             }
-            _ => {}
         }
-        Ok(Self { file })
+        if agreed & features != features {
+            return Err(io::Error::other(format!("its features are {agreed:#x}")));
+        }
+        Ok(Self { file, can_protect: agreed & PROTECT == PROTECT })
+    }
+
+    /// Whether pages can be protected.
+    pub(crate) fn can_protect(&self) -> bool {
+        self.can_protect
     }
 
     /// A userfaultfd of this process, by an open `/dev/userfaultfd`.
@@ -79,12 +110,14 @@ impl UserFault {
         Self::adopt(file, features)
     }
 
-    /// Has the faults of missing pages in `range` reported from now on.
+    /// Has the faults of missing pages in `range` reported from now on, and those of pages that are
+    /// protected later, if it can protect them.
     ///
     /// # Errors
     /// `EBUSY` if another userfaultfd has a part of it.
     pub(crate) fn register(&self, range: &Range<u64>) -> io::Result<()> {
-        let mode = u64::from(UFFDIO_REGISTER_MODE_MISSING);
+        let protect = if self.can_protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
+        let mode = u64::from(UFFDIO_REGISTER_MODE_MISSING | protect);
         let mut request = uffdio_register { range: raw(range), mode, ioctls: 0 };
         // SAFETY: the type is that of UFFDIO_REGISTER. It changes no byte of the memory.
         unsafe { update::<{ UFFDIO_REGISTER as Opcode }, _>(self.as_fd(), &mut request) }
@@ -103,6 +136,19 @@ impl UserFault {
     pub(crate) fn wake(&self, range: &Range<u64>) -> io::Result<()> {
         // SAFETY: the type is that of UFFDIO_WAKE. It changes no byte of the memory.
         unsafe { set::<{ UFFDIO_WAKE as Opcode }>(self.as_fd(), raw(range)) }
+    }
+
+    /// Protects `range` against writes by its process, which then wait; or ends this, and lets
+    /// threads go on that wait. It changes no page, and brings none in.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the process changes its mappings at this moment; `ENOENT` if the range is not
+    /// registered.
+    pub(crate) fn protect(&self, range: &Range<u64>, is_protected: bool) -> io::Result<()> {
+        let mode = if is_protected { PROTECTED } else { 0 };
+        let mut request = uffdio_writeprotect { range: raw(range), mode };
+        // SAFETY: the type is that of UFFDIO_WRITEPROTECT. It changes no byte of the memory.
+        unsafe { update::<{ UFFDIO_WRITEPROTECT as Opcode }, _>(self.as_fd(), &mut request) }
     }
 
     /// Puts zeroes into the missing pages at the beginning of `range`, up to the first page that is
@@ -124,11 +170,11 @@ impl UserFault {
         }
     }
 
-    /// Reads the faults that have occurred, without waiting: calls `each` with their addresses.
+    /// Reads the faults that have occurred, without waiting: calls `each` with them.
     ///
     /// # Errors
     /// Those of the descriptor.
-    pub(crate) fn faults(&self, mut each: impl FnMut(u64)) -> io::Result<()> {
+    pub(crate) fn faults(&self, mut each: impl FnMut(Fault)) -> io::Result<()> {
         let mut bytes = [0_u8; MESSAGE_BYTES * MESSAGES_MAX];
         let length = match rustix::io::read(&self.file, &mut bytes) {
             Ok(length) => length,
@@ -137,9 +183,12 @@ impl UserFault {
         };
         for message in bytes[..length].chunks_exact(MESSAGE_BYTES) {
             if u32::from(message[0]) == UFFD_EVENT_PAGEFAULT {
-                // Behind the event are 8 bytes of flags.
-                let address = message[16..24].try_into().expect("8 bytes");
-                each(u64::from_ne_bytes(address));
+                let word = |at: usize| message[at..at + 8].try_into().expect("8 bytes");
+                let flags = u64::from_ne_bytes(word(8));
+                each(Fault {
+                    address: u64::from_ne_bytes(word(16)),
+                    is_protection: flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0,
+                });
             }
         }
         Ok(())

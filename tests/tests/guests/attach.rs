@@ -17,7 +17,7 @@ const KILLS: u64 = 12;
 
 /// Checks files in memory, and makes new ones, until it is stopped. Prints the number of its
 /// rounds.
-const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t; cd /t
+pub(crate) const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t; cd /t
     for i in 1 2 3; do dd if=/dev/urandom of=f$i bs=1M count=16 2> /dev/null; done
     md5sum f? > sums; n=0; touch /t/begun
     while [ ! -e /t/stop ]; do
@@ -29,13 +29,13 @@ const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t;
     echo $n";
 
 /// A guest on a vhost-user disk, whose pager is started by tests.
-struct Scene {
-    guest: Guest,
-    daemon: Daemon,
+pub(crate) struct Scene {
+    pub guest: Guest,
+    pub daemon: Daemon,
 }
 
 impl Scene {
-    fn start(devices: &[&str]) -> Result<Option<Self>> {
+    pub fn start(devices: &[&str]) -> Result<Option<Self>> {
         if std::fs::File::options().write(true).read(true).open("/dev/userfaultfd").is_err() {
             println!("Skipped: /dev/userfaultfd may not be opened");
             return Ok(None);
@@ -64,11 +64,16 @@ impl Scene {
 
     /// Starts a pager in the background.
     fn start_pager(&self, verb: &str) -> Result<Pager> {
+        self.start_pager_with(verb, &[])
+    }
+
+    fn start_pager_with(&self, verb: &str, further: &[&str]) -> Result<Pager> {
         let process = self.guest.process().id().to_string();
         let mut command = self.command(&[verb, &process])?;
         if verb == "attach" {
             command.arg("--qmp").arg(self.daemon.path("pager.qmp"));
         }
+        command.args(further);
         let log = std::fs::File::create(self.daemon.path("pager.log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(Pager { child: command.spawn()? })
@@ -76,7 +81,12 @@ impl Scene {
 
     /// Starts a pager, and waits until it is attached.
     fn pager(&self, verb: &str) -> Result<(Pager, Value)> {
-        let mut pager = self.start_pager(verb)?;
+        self.pager_with(verb, &[])
+    }
+
+    /// The same with further arguments.
+    pub fn pager_with(&self, verb: &str, further: &[&str]) -> Result<(Pager, Value)> {
+        let mut pager = self.start_pager_with(verb, further)?;
         let status = until("the pager to be attached", patience(30), || {
             if let Some(status) = pager.child.try_wait()? {
                 let log = std::fs::read_to_string(self.daemon.path("pager.log"))?;
@@ -91,14 +101,14 @@ impl Scene {
     }
 
     /// The state of the guest's pager; `null` if there never was one.
-    fn status(&self) -> Result<Value> {
+    pub fn status(&self) -> Result<Value> {
         let output = self.command(&["list"])?.output()?;
         let list: Value = serde_json::from_slice(&output.stdout)
             .map_err(|error| Error::new(format!("fathom pager list: {error}: {output:?}")))?;
         Ok(list[0].clone())
     }
 
-    fn detach(&self) -> Result<Value> {
+    pub fn detach(&self) -> Result<Value> {
         let process = self.guest.process().id().to_string();
         let output = self.command(&["detach", &process])?.output()?;
         if !output.status.success() {
@@ -108,7 +118,7 @@ impl Scene {
     }
 
     /// Has the checker make a few more rounds, and end.
-    fn finish(&self, checker: fathom_tests::Ticket) -> Result<u64> {
+    pub fn finish(&self, checker: fathom_tests::Ticket) -> Result<u64> {
         self.guest.check("touch /t/stop")?;
         let output = self.guest.finish_within(checker, 120)?;
         assert_eq!(output.status, 0, "the guest's memory is wrong: {}", output.text);
@@ -117,7 +127,7 @@ impl Scene {
 }
 
 /// A pager in the background. It is killed when this value is dropped.
-struct Pager {
+pub(crate) struct Pager {
     child: Child,
 }
 
@@ -128,7 +138,7 @@ impl Drop for Pager {
     }
 }
 
-fn wait_for_checker(guest: &Guest) -> Result<()> {
+pub(crate) fn wait_for_checker(guest: &Guest) -> Result<()> {
     until("the checker to begin", patience(90), || {
         Ok((guest.run("test -e /t/begun")?.status == 0).then_some(()))
     })

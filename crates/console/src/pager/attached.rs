@@ -3,14 +3,17 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use fathom_attach::{
-    AttachOptions, Control, FOLDER, Helpers, Pager, PagerStatus, Request, ServeEnd, SystemCall, Vmm,
+    AttachOptions, Control, FOLDER, Helpers, LEASE_FOLDER, Pager, PagerStatus, Request, ServeEnd,
+    ShadowOptions, SystemCall, Vmm,
 };
 use fathom_control::Bytes;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::connection::ControlOptions;
 use crate::failure::{CommandResult, Failure};
 use crate::output::style::Style;
 use crate::output::table::{Table, TableColumn};
@@ -20,6 +23,9 @@ use crate::output::{self, Format};
 const HELPER: &str = "pager-helper";
 /// The longest command line in which a machine's name is searched, in bytes.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
+
+/// The least memory for copies, in bytes.
+const SHADOW_BYTES_MIN: u64 = 1 << 20;
 
 /// Which machine, and where pagers keep their records.
 #[derive(Debug, Args)]
@@ -45,8 +51,12 @@ The command is the pager: it serves the machine's faults until it is asked to de
 SIGTERM or SIGINT. If it is killed, its guard, a second process, leaves the faults to the kernel,
 and the machine goes on. Nothing leaves the guest's memory: there is no limit yet.
 
+With --shadow it does all that would take a page away, but for taking it away, and compares: a
+mismatch in `fathom pager list` would have been a lost write. The daemon takes leases meanwhile.
+
 Examples:
   fathom pager attach web --qmp /run/web.qmp
+  fathom pager attach web --qmp /run/web.qmp --shadow 64M
   fathom pager attach 4711 --json        without --qmp, QEMU itself needs the right
 
 Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid
@@ -58,7 +68,36 @@ pub struct AttachCommand {
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
     #[command(flatten)]
+    shadow: ShadowArguments,
+    #[command(flatten)]
     format: Format,
+}
+
+#[derive(Debug, Args)]
+struct ShadowArguments {
+    /// Copy pages that could leave, at most so many bytes, and compare them later
+    #[arg(long, value_name = "SIZE")]
+    shadow: Option<Bytes>,
+    #[command(flatten)]
+    control: ControlOptions,
+}
+
+impl ShadowArguments {
+    /// Has a pager begin, if it was asked for.
+    fn start(&self, pager: &mut Pager) -> CommandResult {
+        let Some(Bytes(bytes)) = self.shadow else { return Ok(()) };
+        if bytes < SHADOW_BYTES_MIN {
+            let text = format!("--shadow needs at least {}", Bytes(SHADOW_BYTES_MIN));
+            return Err(Failure::new(text).advise("give more memory"));
+        }
+        let control = self.control.clone();
+        let ask = move || {
+            // A daemon that does not answer maps no memory, or the pager finds out.
+            let _ = control.client().renew_leases();
+        };
+        let folder = PathBuf::from(LEASE_FOLDER);
+        Ok(pager.start_shadow(ShadowOptions { folder, bytes, ask: Arc::new(ask) })?)
+    }
 }
 
 /// Options of `fathom pager adopt`.
@@ -70,6 +109,7 @@ pager.
 
 Examples:
   fathom pager adopt web
+  fathom pager adopt web --shadow 64M
   fathom pager adopt 4711 --json
 
 Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid
@@ -77,6 +117,8 @@ command line.")]
 pub struct AdoptCommand {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    shadow: ShadowArguments,
     #[command(flatten)]
     format: Format,
 }
@@ -103,7 +145,9 @@ pub struct DetachCommand {
 #[command(after_help = "\
 STATE is `attached`, `detached`, `orphaned` (attached, and the pager is dead: adopt it) or `ended`
 (the machine has). REGISTERED is the memory whose faults the kernel reports to the pager, by its
-own account.
+own account. SHADOW is what is copied and protected now, WRITES the guest's writes to such pages, and
+MISMATCH the pages that differed from a valid copy: none, unless something writes to the guest's
+memory that the pager does not know.
 
 Examples:
   fathom pager list
@@ -148,12 +192,13 @@ impl PagerHelper {
 
 /// Carries out `fathom pager attach`.
 pub fn attach(command: &AttachCommand) -> CommandResult {
-    work(&command.target, command.qmp.clone(), false, command.format.json)
+    let (target, shadow) = (&command.target, &command.shadow);
+    work(target, shadow, command.qmp.clone(), false, command.format.json)
 }
 
 /// Carries out `fathom pager adopt`.
 pub fn adopt(command: &AdoptCommand) -> CommandResult {
-    work(&command.target, None, true, command.format.json)
+    work(&command.target, &command.shadow, None, true, command.format.json)
 }
 
 /// Carries out `fathom pager detach`.
@@ -178,7 +223,8 @@ pub fn list(command: &ListCommand) -> CommandResult {
     if found.is_empty() {
         return output::text_line("No machine has or had a pager.");
     }
-    output::text_line(&table(&found).render(output::width(), Style::stdout()))
+    let table = table(&found).render(output::width(), Style::stdout());
+    output::text_line(&format!("{}{}", table.trim_end_matches('\n'), notes(&found)))
 }
 
 fn table(found: &[PagerStatus]) -> Table {
@@ -192,9 +238,12 @@ fn table(found: &[PagerStatus]) -> Table {
         TableColumn::number("ZEROED").importance(2),
         TableColumn::number("P50").importance(1),
         TableColumn::number("P99"),
+        TableColumn::number("SHADOW").importance(2),
+        TableColumn::number("WRITES").importance(2),
+        TableColumn::number("MISMATCH"),
     ]);
     for status in found {
-        let counts = &status.counts;
+        let (counts, shadow) = (&status.counts, &status.shadow);
         let percentile = |percent| output::latency(counts.fault_ns.percentile(percent));
         table.row([
             status.process.to_string(),
@@ -206,13 +255,36 @@ fn table(found: &[PagerStatus]) -> Table {
             Bytes(counts.zeroed_bytes).to_string(),
             percentile(50.0),
             percentile(99.0),
+            if shadow.budget_bytes == 0 {
+                "-".into()
+            } else {
+                Bytes(shadow.copied_bytes).to_string()
+            },
+            shadow.write_faults.to_string(),
+            shadow.mismatches.to_string(),
         ]);
     }
     table
 }
 
+/// What the table has no column for.
+fn notes(found: &[PagerStatus]) -> String {
+    let idle = found.iter().filter(|status| !status.shadow.suspended.is_empty());
+    let note = |status: &PagerStatus| {
+        let reason = fathom_failure::text::foreign(&status.shadow.suspended);
+        format!("\nprocess {}: no shadow: {reason}", status.process)
+    };
+    idle.map(note).collect()
+}
+
 /// Is a pager: attaches, serves, detaches.
-fn work(target: &Target, qmp: Option<PathBuf>, must_adopt: bool, json: bool) -> CommandResult {
+fn work(
+    target: &Target,
+    shadow: &ShadowArguments,
+    qmp: Option<PathBuf>,
+    must_adopt: bool,
+    json: bool,
+) -> CommandResult {
     let folder = &target.folder.folder;
     // This program, even if its file has been replaced since.
     let program = PathBuf::from("/proc/self/exe");
@@ -224,6 +296,10 @@ fn work(target: &Target, qmp: Option<PathBuf>, must_adopt: bool, json: bool) -> 
     let vmm = find(&target.machine)?;
     let process = vmm.process();
     let mut pager = fathom_attach::attach(vmm, &options, &mut |_| {})?;
+    if let Err(failure) = shadow.start(&mut pager) {
+        pager.detach();
+        return Err(failure);
+    }
     let end = serve(&mut pager, folder, process, json);
     let (control, end) = match end {
         Ok(served) => served,
