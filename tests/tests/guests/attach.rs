@@ -35,7 +35,12 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub fn start(devices: &[&str]) -> Result<Option<Self>> {
+    fn start(devices: &[&str]) -> Result<Option<Self>> {
+        Self::start_with(devices, "")
+    }
+
+    /// The same with further words on the kernel's command line.
+    pub fn start_with(devices: &[&str], append: &str) -> Result<Option<Self>> {
         if std::fs::File::options().write(true).read(true).open("/dev/userfaultfd").is_err() {
             println!("Skipped: /dev/userfaultfd may not be opened");
             return Ok(None);
@@ -45,6 +50,7 @@ impl Scene {
         let assets = Assets::get()?;
         let builder = Guest::builder()
             .memory_mib(MEMORY_MIB as u32)
+            .append(append)
             .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
             .disk(Disk::snapshot_of(assets.tools()?));
         let arguments = ["-qmp", &socket].into_iter().chain(devices.iter().copied());

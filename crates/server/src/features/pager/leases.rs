@@ -45,7 +45,9 @@ pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
         move || {
             let leases: Vec<_> = renewals.into_iter().flat_map(LeaseRenewal::run).collect();
             // Only when all disks of a guest take leases.
-            leases.iter().for_each(|leases| leases.set_ready());
+            for leases in &leases {
+                leases.set_ready();
+            }
             let mut renewed = state.0.lock();
             (renewed.is_running, renewed.leased) = (false, leases.len() as u64);
             state.1.notify_all();
