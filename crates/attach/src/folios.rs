@@ -16,8 +16,8 @@ const PAGE: u64 = 4096;
 /// In `pagemap`: the number of the page, and whether it is there.
 const NUMBER: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
-/// In `kpageflags`: part of a large folio, or nothing that could leave. A compound page has head and
-/// tails; huge pages and what the hardware has lost are others.
+/// In `kpageflags`: part of a large folio, or nothing that could leave. A compound page has head
+/// and tails; huge pages and what the hardware has lost are others.
 const LARGE: u64 = 1 << 15 | 1 << 16 | 1 << 17 | 1 << 22;
 const UNUSABLE: u64 = 1 << 19 | 1 << 20 | 1 << 21 | 1 << 24;
 

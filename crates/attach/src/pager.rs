@@ -21,7 +21,7 @@ use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
 use crate::shadow::Shadow;
 use crate::tripwire::Tripwire;
-use crate::userfault::{Fault, UserFault};
+use crate::userfault::{PageFault, UserFault};
 use crate::vmm::{ProcessMap, Vmm};
 
 /// A page, in bytes.
@@ -195,7 +195,7 @@ impl Pager {
         let mut status = status.lock();
         let counts = &mut status.counts;
         let mut shadow = shadow.as_mut().map(|work| &mut work.shadow);
-        let served = faults.faults(|Fault { address, is_protection }| {
+        let served = faults.faults(|PageFault { address, is_protection }| {
             let begun = Instant::now();
             if is_protection {
                 match &mut shadow {

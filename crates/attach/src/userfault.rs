@@ -47,7 +47,7 @@ const NOT_INITIALISED: u64 = 0;
 
 /// What a thread has met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct PageFault {
     /// The address, in the registered process.
     pub address: u64,
     /// Whether it is a write to a page that is protected, rather than a missing page.
@@ -174,7 +174,7 @@ impl UserFault {
     ///
     /// # Errors
     /// Those of the descriptor.
-    pub(crate) fn faults(&self, mut each: impl FnMut(Fault)) -> io::Result<()> {
+    pub(crate) fn faults(&self, mut each: impl FnMut(PageFault)) -> io::Result<()> {
         let mut bytes = [0_u8; MESSAGE_BYTES * MESSAGES_MAX];
         let length = match rustix::io::read(&self.file, &mut bytes) {
             Ok(length) => length,
@@ -185,7 +185,7 @@ impl UserFault {
             if u32::from(message[0]) == UFFD_EVENT_PAGEFAULT {
                 let word = |at: usize| message[at..at + 8].try_into().expect("8 bytes");
                 let flags = u64::from_ne_bytes(word(8));
-                each(Fault {
+                each(PageFault {
                     address: u64::from_ne_bytes(word(16)),
                     is_protection: flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0,
                 });

@@ -18,8 +18,8 @@
 //!
 //! **Who may access a page now** is decided in one place: a memory can have a [`Pager`], from which
 //! every access takes a [`Lease`] on its range. [`GuestLeases`] is that of a pager in another
-//! process, with which it shares a table of the pages. Without one, which is the usual case, an access
-//! tests nothing more: a memory with a pager has no fast path.
+//! process, with which it shares a table of the pages. Without one, which is the usual case, an
+//! access tests nothing more: a memory with a pager has no fast path.
 //!
 //! **Who maps and who unmaps.** [`GuestMemory::add`] maps a region. A clone of a memory, which may
 //! have other regions, shares the mappings. A region is unmapped when the last memory that has it,

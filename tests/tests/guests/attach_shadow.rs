@@ -1,5 +1,5 @@
-//! Shadow eviction at a real guest that checks its memory and its disk: the pager and the daemon are
-//! killed meanwhile, and no page ever differs from a valid copy.
+//! Shadow eviction at a real guest that checks its memory and its disk: the pager and the daemon
+//! are killed meanwhile, and no page ever differs from a valid copy.
 
 use std::time::Duration;
 

@@ -125,9 +125,9 @@ type Found = Result<(), String>;
 impl World {
     fn write(&mut self, value: u8) {
         self.truth = value;
-        // While it is away, a device writes to the page that it has pinned, which is not the guest's
-        // any more, and a processor makes a page of zeroes. Either way the write, or the rest, is
-        // lost.
+        // While it is away, a device writes to the page that it has pinned, which is not the
+        // guest's any more, and a processor makes a page of zeroes. Either way the write, or the
+        // rest, is lost.
         if let Some(page) = &mut self.page {
             *page = value;
         }
@@ -260,8 +260,8 @@ impl Explorer {
         Ok(Some(next))
     }
 
-    /// The pager dies, its guard leaves the faults to the kernel, and another one begins. Only while
-    /// nothing is away.
+    /// The pager dies, its guard leaves the faults to the kernel, and another one begins. Only
+    /// while nothing is away.
     fn death(&self, world: &World) -> Option<World> {
         let is_away = matches!(world.word.state(), PageState::Evicted | PageState::Coming);
         if world.deaths == 0 || is_away || world.page.is_none() || self.mode == Mode::Evict {
