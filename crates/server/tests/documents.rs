@@ -89,6 +89,7 @@ fn the_examples_of_the_interface_are_its_types() {
     check::<fathom_control::SlowReport>("SlowReport");
     check::<fathom_control::GuestList>("GuestList");
     check::<fathom_control::DirtyReport>("DirtyReport");
+    check::<fathom_control::LeaseReport>("LeaseReport");
     check::<fathom_control::QueryList>("QueryList");
     check::<fathom_control::MonitorStatus>("MonitorStatus");
     check::<fathom_control::ErrorReply>("ErrorReply");
