@@ -44,7 +44,8 @@ const USAGE_PAUSE: Duration = Duration::from_secs(2);
 /// The most lines of usage.
 const LINES_MAX: usize = 200;
 /// What may be read of the control interface: the first parts of the paths.
-const READABLE: [&str; 18] = [
+const READABLE: [&str; 19] = [
+    "audit",
     "background",
     "caches",
     "configuration",

@@ -4,7 +4,7 @@ import { element, follow, failure, setText, span } from "./parts.js";
 import { overview } from "./overview.js";
 import { disk } from "./disk.js";
 import { who } from "./who.js";
-import { guests, pools, devices, events } from "./host.js";
+import { changes, guests, pools, devices, events } from "./host.js";
 import { query } from "./query.js";
 
 const VIEWS = [
@@ -14,6 +14,7 @@ const VIEWS = [
   ["pools", "Pools", pools],
   ["devices", "Devices", devices],
   ["events", "Events", events],
+  ["changes", "Changes", changes],
   ["query", "Query", query],
 ];
 

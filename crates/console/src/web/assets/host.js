@@ -45,8 +45,19 @@ export function guests(main) {
     { name: "Dirtied", key: "dirtied", number: true, value: (row) => row.dirtied_bytes, text: (row) => bytes(row.dirtied_bytes) },
     { name: "Waits in", key: "calls", wide: true, text: (row) => row.calls.map((call) => `${call.call} ${call.file?.path ?? ""}`).join(", ") },
   ], { id: (row) => `${row.vm}\u0000${row.process_id}\u0000${row.start_ns}`, sort: "dirtied", rows: 30, empty: "No guest that is understood.", label: "Processes" });
+  const swapped = new Table([
+    { name: "Machine", key: "vm", value: (row) => row.vm, text: (row) => row.vm || row.disks.join(", ") },
+    { name: "Memory", key: "memory", number: true, value: (row) => row.memory_bytes, text: (row) => bytes(row.memory_bytes) },
+    { name: "In memory", key: "resident", number: true, value: (row) => row.resident_bytes ?? -1, text: (row) => bytes(row.resident_bytes) },
+    { name: "Swapped out", key: "swapped", number: true, value: (row) => row.swapped_bytes ?? -1, text: (row) => bytes(row.swapped_bytes) },
+    { name: "Stale reads", key: "stale", title: "came in only to be overwritten by a read", number: true, value: (row) => row.stale ?? -1, text: (row) => bytes(row.stale) },
+    { name: "Double paging", key: "double", title: "came in only to be written to a disk", number: true, value: (row) => row.double ?? -1, text: (row) => bytes(row.double) },
+    { name: "Silent writes", key: "silent", title: "were written to swap although a disk has them, estimated", number: true, value: (row) => row.silent ?? -1, text: (row) => bytes(row.silent) },
+    { name: "Why it is not known", key: "unknown", wide: true, text: (row) => row.unknown },
+  ], { id: (row) => `${row.vm}\u0000${row.disks.join()}`, sort: "swapped", empty: "No guest is on a vhost-user disk.", label: "Swapped memory" });
   main.append(element("h2", {}, "Guests"), list.node, element("h2", {}, "Files with the most dirty data"), dirty.node,
-    element("h2", {}, "Processes, since each began"), processes.node);
+    element("h2", {}, "Processes, since each began"), processes.node,
+    element("h2", {}, "Memory that the host has swapped out"), swapped.node);
   const name = (guest) => guest.vm || `guest ${guest.number}`;
   return polled(main, 3, async (signal) => {
     list.set((await ask(host, "guests", signal)).guests);
@@ -54,7 +65,34 @@ export function guests(main) {
     dirty.set(pages.guests.flatMap((guest) => (guest.files?.files ?? []).map((file) => ({ ...file, vm: name(guest) }))));
     const all = await ask(host, "processes", signal);
     processes.set(all.guests.flatMap((guest) => guest.processes.filter((process) => !process.is_kernel).map((process) => ({ ...process, vm: name(guest) }))));
+    const memory = await ask(host, "pager", signal);
+    const sum = (guest, of) => (guest.watched.length ? guest.watched.reduce((all, disk) => all + of(disk), 0) : undefined);
+    swapped.set(memory.guests.map((guest) => ({ ...guest, stale: sum(guest, (disk) => disk.stale_read_bytes),
+      double: sum(guest, (disk) => disk.double_paging_bytes), silent: sum(guest, (disk) => disk.silent_writes.bytes) })));
   });
+}
+
+/** What the verification of a pool has found. */
+function verified(scrub) {
+  if (!scrub) return element("p", { class: "quiet" }, "Not verified since the daemon knows it: `fathom store check` does that.");
+  const damaged = scrub.damaged_blocks + scrub.damaged_pages;
+  const found = damaged ? `${number(damaged)} blocks and pages are damaged` : "nothing is damaged";
+  const state = { running: "Being verified", complete: "Verified", ended: "Not verified to the end", interrupted: "Not verified to the end", failed: "The verification failed" };
+  const list = scrub.damages.map((part) => element("li", {}, [part.volume ? `${part.volume}${part.snapshot ? `@${part.snapshot}` : ""}, byte ${part.offset}, ${bytes(part.length)}` : "maps", part.kind, part.file].filter(Boolean).join(": ")));
+  return element("div", {}, element("p", { class: damaged ? "bad" : null }, `${state[scrub.phase] ?? scrub.phase}`,
+    scrub.ended_s ? [" ", when(scrub.ended_s * 1e9)] : "", `: ${found}. ${number(scrub.verified_blocks)} blocks were read.`), list.length ? element("ul", {}, list) : null);
+}
+
+/** What deletions would free, as of the last search. */
+function reclaimed(reclaim) {
+  if (!reclaim) return element("p", { class: "quiet" }, "What deletions would free is not known: `fathom store reclaimable` finds it.");
+  const table = new Table([
+    { name: "Volume", key: "volume", value: (row) => row.volume ?? "", text: (row) => row.volume ?? "(deleted)" },
+    { name: "Snapshot", key: "snapshot", value: (row) => row.snapshot ?? "", text: (row) => row.snapshot ?? "" },
+    { name: "Deleting frees", key: "bytes", number: true, value: (row) => row.bytes, text: (row) => bytes(row.bytes) },
+  ], { id: (row) => `${row.volume ?? ""}@${row.snapshot ?? ""}`, sort: "bytes", rows: 20, empty: reclaim.running ? "Being found." : (reclaim.error ?? "Nothing."), label: "What deletions would free" });
+  table.set(reclaim.deletions);
+  return element("div", {}, element("h3", {}, "What a deletion alone would free", reclaim.ended_s ? [", as of ", when(reclaim.ended_s * 1e9)] : ""), table.node);
 }
 
 function poolView(pool) {
@@ -72,7 +110,7 @@ function poolView(pool) {
   return element("section", {}, element("h2", {}, pool.path),
     element("div", { class: "meter", role: "img", "aria-label": `${percent(used)} used` }, element("i", { class: used > 0.9 ? "bad" : "", "data-share": used.toFixed(4) })),
     element("p", {}, `${bytes(pool.used_bytes)} of ${bytes(pool.bytes)} used (${percent(used)}). ${bytes(pool.shared_bytes)} are shared, and equal blocks save ${bytes(pool.saved_bytes)}. ${bytes(pool.memory_bytes)} of memory.`),
-    element("ul", {}, volumes), snapshots.node);
+    element("ul", {}, volumes), snapshots.node, verified(pool.scrub), reclaimed(pool.reclaim));
 }
 
 export function pools(main) {
@@ -150,6 +188,40 @@ export function events(main) {
     if (answer.last === last && all.length) return;
     last = answer.last;
     all = [...all, ...answer.events].slice(-2000);
+    draw();
+  });
+}
+
+/** Who has changed what. */
+export function changes(main) {
+  const filter = element("input", { type: "search", placeholder: "Filter", "aria-label": "Filter the changes", oninput: () => draw() });
+  const words = element("p", { class: "quiet" });
+  const table = new Table([
+    { name: "When", key: "time", number: true, value: (row) => row.unix_time_ns, cell: (row, cell) => put(cell, `${row.unix_time_ns}`, () => when(row.unix_time_ns)) },
+    { name: "Who", key: "who", value: (row) => row.who, text: (row) => row.who },
+    { name: "Request", key: "request", wide: true, value: (row) => row.request, text: (row) => row.request },
+    { name: "What", key: "body", wide: true, text: (row) => row.body ?? "" },
+    { name: "Took", key: "took", number: true, value: (row) => row.duration_us, text: (row) => span(row.duration_us * 1000) },
+    { name: "Result", key: "result", wide: true, value: (row) => row.status ?? 0, text: (row) => [row.status, row.error].filter(Boolean).join(": ") },
+  ], { id: (row) => row.key, sort: "time", rows: 50, empty: "Nothing.", label: "Changes" });
+  main.append(element("div", { class: "bar" }, element("h2", {}, "Changes, and who asked for them"), filter), words, table.node);
+  let all = [];
+  const draw = () => {
+    const text = filter.value.toLowerCase();
+    table.set(all.filter((entry) => `${entry.who} ${entry.request} ${entry.body ?? ""} ${entry.error ?? ""}`.toLowerCase().includes(text)));
+  };
+  return polled(main, 5, async (signal) => {
+    const report = await ask(site.host, "audit?count=1000", signal);
+    const lost = report.lost || report.unreadable ? ` ${number(report.lost)} could not be written, and ${number(report.unreadable)} cannot be read.` : "";
+    setText(words, `The last ${number(report.entries.length)} of ${report.path}.${report.problem ? ` ${report.problem}.` : ""}${lost}`);
+    words.className = report.problem ? "bad" : "quiet";
+    const seen = new Map();
+    all = report.entries.map((entry) => {
+      const who = entry.user_id === undefined ? "the daemon" : [entry.user || `user ${entry.user_id}`, entry.command && `(${entry.command} ${entry.process_id ?? ""})`].filter(Boolean).join(" ");
+      const id = `${entry.unix_time_ns}\u0000${entry.request}`;
+      seen.set(id, (seen.get(id) ?? 0) + 1);
+      return { ...entry, who, key: `${id}\u0000${seen.get(id)}` };
+    });
     draw();
   });
 }

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, disk_over_nbd, image, kill};
+use crate::store;
 use browser::{Browser, exchange};
 
 const TOKEN: &str = "0123456789abcdef";
@@ -218,6 +219,49 @@ fn a_browser_shows_what_a_disk_does() {
         browser.until(&format!("document.querySelector('main').textContent.includes('{text}')"));
     }
     assert_eq!(browser.log(), [""; 0], "what the browser complains about");
+}
+
+#[test]
+fn a_browser_shows_pools_and_who_has_changed_what() {
+    let Some(browser) = Browser::start() else { return };
+    let daemon = Daemon::start_in(store::prepared(), store::CONFIGURATION);
+    let folder = daemon.path("");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    nbd.write(0, &(0..1 << 20).map(|_| fastrand::u8(..)).collect::<Vec<_>>());
+    store::run(&folder, &["snapshot", "create", "a", "--name", "kept"]).unwrap();
+    nbd.write(0, &(0..1 << 20).map(|_| fastrand::u8(..)).collect::<Vec<_>>());
+    let page = Page::of(&daemon);
+    browser.size(1400, 1200);
+    look(&page, &browser, "pools");
+    browser
+        .until("document.querySelector('main').textContent.includes('fathom store reclaimable')");
+    store::run(&folder, &["store", "check", "pool"]).unwrap();
+    store::run(&folder, &["store", "reclaimable", "pool"]).unwrap();
+    let shown = "document.querySelector('main').textContent";
+    browser.until(&format!("/Verified .*: nothing is damaged/.test({shown})"));
+    let frees = "[aria-label=\"What deletions would free\"] tbody tr";
+    let line = format!("[...document.querySelectorAll('{frees}')].map((it) => it.textContent)");
+    browser.until(&format!("{line}.some((it) => /^onekept1(\\.\\d+)?M$/.test(it))"));
+    browser.picture("pools");
+    // A name that is markup, in a request that is refused.
+    let script = "<img src=x onerror=\"window.hacked=1\">";
+    let refused = store::run(&folder, &["store", "new", "pool", script, "1M"]);
+    assert!(refused.is_err());
+    browser.open(&format!("http://{}/#/here/changes", page.address()));
+    browser.until(&format!("{shown}.includes('onerror')"));
+    assert_eq!(browser.value("window.hacked ?? null"), serde_json::Value::Null);
+    browser.until(&format!("{shown}.includes('\"action\":\"snapshot\"')"));
+    browser.value("void (document.querySelector('input[type=search]').value = 'onerror')");
+    browser.value(
+        "void document.querySelector('input[type=search]').dispatchEvent(new Event('input'))",
+    );
+    browser.until("document.querySelectorAll('[aria-label=\"Changes\"] tbody tr').length === 1");
+    browser.picture("changes");
+    browser.open(&format!("http://{}/#/here/guests", page.address()));
+    browser.until(&format!("{shown}.includes('No guest is on a vhost-user disk')"));
+    assert_eq!(browser.log(), [""; 0], "what the browser complains about");
+    drop(nbd);
+    daemon.end();
 }
 
 #[test]

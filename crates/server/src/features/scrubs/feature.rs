@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use fathom_control::{ErrorBody, ReloadReport};
+use fathom_control::{ErrorBody, ReloadReport, ScrubEntry, ScrubPhase};
 
 use super::Scrubs;
 use super::options::ScrubRule;
 use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{Family, MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::problems::FoundProblem;
 use crate::daemon::stop::Task;
@@ -56,6 +57,51 @@ impl Feature for PoolScrubs {
             daemon.save_scrubs();
         }
         Vec::new()
+    }
+
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
+        let found = scrape.daemon.scrubs_of_pools();
+        let families: [Family<'_, ScrubEntry, f64>; 5] = [
+            (
+                "fathom_pool_scrub_running",
+                "gauge",
+                "1 while the pool is being verified.",
+                |scrub| f64::from(u8::from(scrub.phase == ScrubPhase::Running)),
+            ),
+            (
+                "fathom_pool_scrub_progress_ratio",
+                "gauge",
+                "The part that the verification of the pool has visited, from 0 to 1.",
+                |scrub| {
+                    let (done, total) = scrub.progress();
+                    (done as f64 / total.max(1) as f64).min(1.0)
+                },
+            ),
+            (
+                "fathom_pool_scrub_ended_time_seconds",
+                "gauge",
+                "When the last verification of the pool ended, since 1970; 0 while it is in progress.",
+                |scrub| scrub.ended_s.unwrap_or(0) as f64,
+            ),
+            (
+                "fathom_pool_scrub_damaged_blocks",
+                "gauge",
+                "The damaged blocks that the verification of the pool has found.",
+                |scrub| scrub.damaged_blocks as f64,
+            ),
+            (
+                "fathom_pool_scrub_damaged_pages",
+                "gauge",
+                "The damaged pages of maps that the verification of the pool has found.",
+                |scrub| scrub.damaged_pages as f64,
+            ),
+        ];
+        for (name, kind, help, value) in families {
+            page.family(name, kind, help);
+            for (path, scrub) in &found {
+                page.sample(name, &[("pool", &path.display().to_string())], value(scrub));
+            }
+        }
     }
 
     fn problems(&self, daemon: &Daemon, found: &mut Vec<FoundProblem>) {

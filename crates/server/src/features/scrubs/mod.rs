@@ -240,6 +240,16 @@ impl Daemon {
             .find(|path| !path.is_empty())
     }
 
+    /// The verification of each pool in use, in progress or the last one.
+    fn scrubs_of_pools(&self) -> Vec<(PathBuf, ScrubEntry)> {
+        let open = self.part::<Pools>().open_pools();
+        let found = open.into_iter().filter_map(|(path, pool)| {
+            let entry = self.scrub_of(&path, &pool)?;
+            Some((path, entry))
+        });
+        found.collect()
+    }
+
     /// The problems of pools that are damaged.
     fn scrub_problems(&self) -> Vec<FoundProblem> {
         let known = self.part::<Scrubs>().known.lock().clone();
