@@ -393,11 +393,11 @@ fn complaint(console: &str) -> Option<&str> {
                 && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
     };
     // A kernel that restarts ends its devices first, so that requests of programs that still run
-    // fail in the guest.
+    // fail in the guest, for a moment also after its last message.
     let restarts: Vec<f64> =
         console.lines().filter(|line| line.contains("reboot: ")).filter_map(seconds).collect();
     let is_at_end = |line: &str| {
-        seconds(line).is_some_and(|at| restarts.iter().any(|end| (0.0..5.0).contains(&(end - at))))
+        seconds(line).is_some_and(|at| restarts.iter().any(|end| (-1.0..5.0).contains(&(end - at))))
     };
     console.lines().filter(complains).find(|line| !is_at_end(line))
 }

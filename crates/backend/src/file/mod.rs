@@ -57,6 +57,8 @@ struct Shared {
     capabilities: Capabilities,
     kind: FileKind,
     direct: bool,
+    /// Whether its file system asks a server, for which the kernel's workers then wait.
+    has_server: bool,
     /// Whether a write is a copy into the page cache, which usually does not wait for the storage.
     copies_writes: bool,
     /// The alignment of memory for direct I/O, in bytes; 1 for buffered I/O.

@@ -224,6 +224,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         capabilities,
         kind,
         direct: options.direct,
+        has_server: has_server(file_system),
         copies_writes: !options.direct && (kind == FileKind::Device || copies_writes(file_system)),
         memory_alignment,
         durability,
@@ -305,6 +306,21 @@ fn copies_writes(file_system: i64) -> bool {
     matches!(
         file_system,
         EXT_MAGIC | XFS_MAGIC | BTRFS_MAGIC | F2FS_MAGIC | BCACHEFS_MAGIC | ZFS_MAGIC
+    )
+}
+
+/// Whether a file system of this type asks a server. A request may then wait for it even where the
+/// kernel should only begin it, as FUSE does for the attributes of a file that is read.
+fn has_server(file_system: i64) -> bool {
+    const FUSE_MAGIC: i64 = 0x6573_5546;
+    const NFS_MAGIC: i64 = 0x6969;
+    const SMB2_MAGIC: i64 = 0xfe53_4d42;
+    const CIFS_MAGIC: i64 = 0xff53_4d42;
+    const V9FS_MAGIC: i64 = 0x0102_1997;
+    const CEPH_MAGIC: i64 = 0x00c3_6400;
+    matches!(
+        file_system,
+        FUSE_MAGIC | NFS_MAGIC | SMB2_MAGIC | CIFS_MAGIC | V9FS_MAGIC | CEPH_MAGIC
     )
 }
 

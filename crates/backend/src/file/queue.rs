@@ -199,6 +199,7 @@ impl FileQueue {
             return slot.bounce_length;
         }
         let entry = self.entry(&slot);
+        let entry = if self.shared.has_server { entry.flags(squeue::Flags::ASYNC) } else { entry };
         let token = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1

@@ -1,6 +1,7 @@
 //! Which processes have an image open, and which of them have locked it.
 use std::{fmt, fs, io, os::unix::fs::MetadataExt, path::Path};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use serde::Serialize;
 
 use crate::process;
@@ -48,12 +49,15 @@ fn holder(process_id: i32, device: u64, inode: u64) -> Option<Holder> {
     let root = format!("/proc/{process_id}");
     let mut found: Option<Holder> = None;
     for fd in numbers(Path::new(&format!("{root}/fd"))) {
-        // Follows the link to the open file itself, even if the file has been renamed or removed.
-        let Ok(file) = fs::metadata(format!("{root}/fd/{fd}")) else { continue };
-        if file.dev() != device || file.ino() != inode {
+        let info = fs::read_to_string(format!("{root}/fdinfo/{fd}")).unwrap_or_default();
+        // Before anything is asked about the file: its server may hang. Kernels before 5.14 do not
+        // say the number.
+        if number(&info, "ino:").is_some_and(|number| number != inode) {
             continue;
         }
-        let info = fs::read_to_string(format!("{root}/fdinfo/{fd}")).unwrap_or_default();
+        if identity(&format!("{root}/fd/{fd}")) != Some((device, inode)) {
+            continue;
+        }
         let holder = found.get_or_insert_with(|| Holder {
             process_id,
             name: process::name(process_id).unwrap_or_else(|| "?".into()),
@@ -64,6 +68,18 @@ fn holder(process_id: i32, device: u64, inode: u64) -> Option<Holder> {
         holder.locks |= info.lines().any(|line| line.starts_with("lock:"));
     }
     found
+}
+
+/// The device and the number of an open file, also of one that has been renamed or removed, as far as
+/// the kernel knows them without asking the server of its file system.
+fn identity(link: &str) -> Option<(u64, u64)> {
+    let found = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    Some((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+}
+
+/// A number of a `fdinfo` file.
+fn number(info: &str, name: &str) -> Option<u64> {
+    info.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
 /// The access mode in a `fdinfo` file.
@@ -81,6 +97,7 @@ mod tests {
         assert_eq!(access("pos:\t0\nflags:\t02100002\nmnt_id:\t30\n"), Some(libc::O_RDWR));
         assert_eq!(access("flags:\t0100000\n"), Some(libc::O_RDONLY));
         assert_eq!(access("pos: 0"), None);
+        assert_eq!(number("pos:\t0\nino:\t1033\n", "ino:"), Some(1033));
     }
 
     #[test]
