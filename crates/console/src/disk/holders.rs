@@ -70,8 +70,8 @@ fn holder(process_id: i32, device: u64, inode: u64) -> Option<Holder> {
     found
 }
 
-/// The device and the number of an open file, also of one that has been renamed or removed, as far as
-/// the kernel knows them without asking the server of its file system.
+/// The device and the number of an open file, also of one that has been renamed or removed, as far
+/// as the kernel knows them without asking the server of its file system.
 fn identity(link: &str) -> Option<(u64, u64)> {
     let found = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     Some((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))

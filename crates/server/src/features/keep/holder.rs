@@ -168,8 +168,8 @@ impl Holder<'_> {
                     self.held.insert(name.to_owned(), file);
                 }
             }
-            // Of a later version: the next daemon does not find it, and takes what it stands for for
-            // lost. All else is held on.
+            // Of a later version: the next daemon does not find it, and takes what it stands for
+            // as lost. All else is held on.
             ("keep", Some(_)) => {}
             ("life", Some(file)) if kind(&file) == Some(FileType::RegularFile) => {
                 self.life = Some(File::from(file));
