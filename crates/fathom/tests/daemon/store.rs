@@ -422,7 +422,8 @@ fn it_is_known_what_a_deletion_would_free() {
     let find = PoolChange::FindReclaimable { together: Vec::new() };
     daemon.client().change_pool(&pool, find).unwrap();
     for disk in ["a", "b"] {
-        run(&folder, &["disk", "remove", disk]).unwrap();
+        // The daemon notices a moment later that its client has left.
+        daemon.until("the disk leaves", || run(&folder, &["disk", "remove", disk]).is_ok());
     }
     daemon.until("the pool is closed", || reclaimable_alone(&folder).is_ok());
     check(reclaimable(&folder, &["one", "one@*", "two"]), 7);
