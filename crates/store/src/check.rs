@@ -11,6 +11,7 @@ use crate::catalogue::PageId;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::{Fault, Page, Pages, WORDS};
+use crate::place_bits::PlaceBits;
 use crate::recover::{Opened, Recovered, find, load};
 use crate::rules::Rules;
 use crate::state::State;
@@ -58,8 +59,8 @@ struct Checker<'a> {
     access: StoreAccess,
     report: CheckReport,
     pages: BTreeSet<PageId>,
-    /// A bit for each place to which something refers.
-    referred: Vec<u64>,
+    /// The places to which something refers.
+    referred: PlaceBits,
     reads_data: bool,
 }
 
@@ -81,7 +82,7 @@ pub fn check(
         access,
         report: CheckReport { recovered, ..CheckReport::default() },
         pages: BTreeSet::new(),
-        referred: vec![0; (layout.places() as usize).div_ceil(64)],
+        referred: PlaceBits::new(layout.places()),
         reads_data,
     };
     let roots = state.access(|state| {
@@ -137,10 +138,7 @@ impl Checker<'_> {
             let place = state.layout().place(block)?;
             state.space.is_used(place).then_some(place)
         })?;
-        let word = self.referred.get_mut(place as usize / 64)?;
-        let is_new = *word >> (place % 64) & 1 == 0;
-        *word |= 1 << (place % 64);
-        Some(is_new)
+        self.referred.set(place)
     }
 
     /// Checks a page, whose first block of the volume is `first`, and what lies below it.
@@ -301,7 +299,6 @@ impl Checker<'_> {
 
     fn count_unused(&mut self) {
         let used = self.state.access(|state| state.space.used_places());
-        let referred: u64 = self.referred.iter().map(|word| u64::from(word.count_ones())).sum();
-        self.report.unused_places = used.saturating_sub(referred);
+        self.report.unused_places = used.saturating_sub(self.referred.count());
     }
 }

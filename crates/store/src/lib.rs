@@ -52,6 +52,7 @@ mod merge;
 mod options;
 mod paged;
 mod pages;
+mod place_bits;
 mod pool;
 mod queue;
 mod recent;

@@ -22,6 +22,7 @@ use crate::catalogue::PageId;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES, Layout};
 use crate::pages::{Page, Pages, TableEntry, WORDS, from_bytes};
+use crate::place_bits::PlaceBits;
 use crate::pool::Pool;
 use crate::state::State;
 use crate::tree::ROOT_LEVEL;
@@ -65,27 +66,6 @@ pub struct ReclaimReport {
     pub unread_pages: u64,
     /// The pages that were visited, each of them up to three times.
     pub visited_pages: u64,
-}
-
-/// A bit for each place.
-struct PlaceBits(Vec<u64>);
-
-impl PlaceBits {
-    fn new(places: u64) -> Self {
-        Self(vec![0; (places as usize).div_ceil(64)])
-    }
-
-    fn has(&self, place: u64) -> bool {
-        self.0.get(place as usize / 64).is_some_and(|word| word >> (place % 64) & 1 == 1)
-    }
-
-    /// Sets a bit. Returns whether it was not set before.
-    fn set(&mut self, place: u64) -> bool {
-        let Some(word) = self.0.get_mut(place as usize / 64) else { return false };
-        let before = *word;
-        *word |= 1 << (place % 64);
-        *word != before
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -343,7 +323,9 @@ impl Survey<'_> {
                 Phase::Note => {
                     self.seen.set(place);
                 }
-                Phase::Count if !self.several.has(place) && self.counted.set(place) => {
+                Phase::Count
+                    if !self.several.has(place) && self.counted.set(place) == Some(true) =>
+                {
                     self.group(owner).into_iter().for_each(|counted| counted.blocks += 1);
                 }
                 Phase::Find | Phase::Count => {}

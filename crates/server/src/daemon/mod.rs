@@ -40,7 +40,7 @@ use fathom_frontend::{nbd, vhost_user};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::Notify;
 
-pub(crate) use status::unix_time_ns;
+pub(crate) use status::{unix_time_ns, unix_time_s};
 
 use changes::{ChangesInProgress, Claims};
 pub(crate) use disks::records_folder;

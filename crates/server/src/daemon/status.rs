@@ -71,6 +71,11 @@ impl Daemon {
     }
 }
 
+/// The time now, in seconds since 1970.
+pub(crate) fn unix_time_s() -> u64 {
+    unix_time_ns() / 1_000_000_000
+}
+
 /// Nanoseconds since 1970.
 pub(crate) fn unix_time_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -20,7 +20,7 @@ use super::agent::synchronize;
 use super::record::{Kind, Own, Record};
 use super::{ANSWER_TIME_MAX, Flusher};
 use crate::daemon::stack::refusal;
-use crate::daemon::status::unix_time_ns;
+use crate::daemon::status::unix_time_s;
 use crate::process::line::{LineStream, PeerError};
 
 /// The interval between looks for an answer, and for the end of the daemon.
@@ -157,7 +157,7 @@ impl Flusher {
         if group.is_given_up() {
             return Ok(());
         }
-        let record = Record::new(&guest.vm, Own::FrozenAt(unix_time_ns() / 1_000_000_000));
+        let record = Record::new(&guest.vm, Own::FrozenAt(unix_time_s()));
         self.remember(&record)?;
         let end = Instant::now() + guest.time_max;
         let kept = match freeze(&mut line, end, || group.is_given_up()) {

@@ -13,7 +13,7 @@ use super::described;
 use crate::daemon::Daemon;
 use crate::daemon::lasting::NotedMove;
 use crate::daemon::stack::refusal;
-use crate::daemon::unix_time_ns;
+use crate::daemon::unix_time_s;
 use crate::stores::models::ModelDevices;
 use crate::stores::pools::Pools;
 
@@ -26,7 +26,7 @@ const NAMES_MAX: u32 = 1000;
 pub(super) fn leave(daemon: &Daemon, noted: &NotedMove) -> io::Result<String> {
     let before = &noted.before;
     if let Some(image) = &before.image {
-        let unix_s = unix_time_ns() / 1_000_000_000;
+        let unix_s = unix_time_s();
         let other = described(&noted.after);
         let mark = MoveMark::open(image, &daemon.records_folder(), before.key.as_deref());
         let mark = match mark {

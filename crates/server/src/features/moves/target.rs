@@ -17,7 +17,7 @@ use super::described;
 use crate::daemon::Daemon;
 use crate::daemon::lasting::NotedMove;
 use crate::daemon::stack::refusal;
-use crate::daemon::unix_time_ns;
+use crate::daemon::unix_time_s;
 use crate::stores::kinds::open_store;
 use crate::stores::models::ModelDevices;
 use crate::stores::pools::Pools;
@@ -170,7 +170,7 @@ impl TargetPlace {
     }
 
     fn mark_incomplete(&self) -> io::Result<()> {
-        let unix_s = unix_time_ns() / 1_000_000_000;
+        let unix_s = unix_time_s();
         let other = self.source.clone();
         self.mark()?.write(&MarkedMove { side: MoveSide::Incomplete, unix_s, other })
     }

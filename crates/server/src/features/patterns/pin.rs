@@ -18,7 +18,7 @@ use fathom_store::{Pool, PoolError, PoolRefusal, Snapshot};
 use parking_lot::Mutex;
 
 use super::{cause, of};
-use crate::daemon::status::unix_time_ns;
+use crate::daemon::status::unix_time_s;
 use crate::daemon::{Daemon, Served};
 use crate::stores::pools::Pools;
 
@@ -172,7 +172,7 @@ impl Daemon {
     ) -> Option<Pin> {
         let pool = self.part::<Pools>().find(path)?;
         let age_s = now_ns.saturating_sub(state.begun_ns).div_ceil(1_000_000_000);
-        let begun_s = (unix_time_ns() / 1_000_000_000).saturating_sub(age_s);
+        let begun_s = unix_time_s().saturating_sub(age_s);
         let id = pool.volumes().into_iter().find(|it| it.name == *volume)?.id;
         let snapshots: Vec<Snapshot> =
             pool.snapshots().into_iter().filter(|it| it.volume == id).collect();

@@ -19,7 +19,7 @@ use fathom_failure::Failure;
 use fathom_store::{Pool, PoolError, PoolRefusal};
 
 use crate::daemon::stack::refusal;
-use crate::daemon::status::unix_time_ns;
+use crate::daemon::status::unix_time_s;
 use crate::daemon::{Daemon, Served};
 use crate::stores::pools::{Pools, pool_path};
 use reclaims::Reclaims;
@@ -63,7 +63,7 @@ impl Daemon {
     ) -> Result<PoolEntry, ErrorBody> {
         let pool = self.open_pool(path)?;
         let path = &pool_path(path);
-        let time_s = unix_time_ns() / 1_000_000_000;
+        let time_s = unix_time_s();
         let mut warning = None;
         match change {
             PoolChange::Snapshot { volumes, name, freeze } if !name.starts_with(RULE_PREFIX) => {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::refused;
 use crate::daemon::stack::refusal;
-use crate::daemon::status::unix_time_ns;
+use crate::daemon::status::unix_time_s;
 
 /// The most pools of which the last search is kept.
 const KEPT_MAX: usize = 64;
@@ -27,10 +27,6 @@ pub(crate) struct Reclaims(Arc<Mutex<BTreeMap<PathBuf, Arc<Search>>>>);
 struct Search {
     entry: Mutex<ReclaimEntry>,
     is_ended: AtomicBool,
-}
-
-fn now_s() -> u64 {
-    unix_time_ns() / 1_000_000_000
 }
 
 impl Reclaims {
@@ -62,7 +58,8 @@ impl Reclaims {
             return Err(refusal(ErrorCode::Busy, what, "repeat the command when that has ended"));
         }
         while searches.len() >= KEPT_MAX && searches.pop_first().is_some() {}
-        let entry = ReclaimEntry { running: true, begun_s: now_s(), ..ReclaimEntry::default() };
+        let entry =
+            ReclaimEntry { running: true, begun_s: unix_time_s(), ..ReclaimEntry::default() };
         let search =
             Arc::new(Search { entry: Mutex::new(entry), is_ended: AtomicBool::new(false) });
         let (pool, together) = (pool.clone(), together.to_vec());
@@ -112,6 +109,6 @@ impl Search {
                 ReclaimEntry { begun_s, error: Some(failure.to_string()), ..entry.clone() }
             }
         };
-        (entry.running, entry.ended_s) = (false, Some(now_s()));
+        (entry.running, entry.ended_s) = (false, Some(unix_time_s()));
     }
 }

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::configuration::Placed;
 use crate::daemon::problems::FoundProblem;
-use crate::daemon::status::unix_time_ns;
+use crate::daemon::status::unix_time_s;
 use crate::daemon::{Daemon, Served};
 use crate::stores::pools::{Pools, pool_path};
 use options::ScrubRule;
@@ -67,10 +67,6 @@ pub(crate) struct Scrubs {
     rules: Mutex<Vec<(Arc<Worker>, Thread)>>,
     /// By the path of the pool.
     known: Mutex<BTreeMap<PathBuf, Known>>,
-}
-
-fn now_s() -> u64 {
-    unix_time_ns() / 1_000_000_000
 }
 
 impl Daemon {
@@ -155,7 +151,7 @@ impl Daemon {
             return None;
         }
         if let Some(known) = known.get_mut(path) {
-            known.begun_s = earlier.map_or_else(now_s, |earlier| earlier.begun_s);
+            known.begun_s = earlier.map_or_else(unix_time_s, |earlier| earlier.begun_s);
         }
         let begun = if earlier.is_some() { "goes on" } else { "begins" };
         tracing::info!(pool = %path.display(), "the verification of the pool {begun}");
@@ -170,7 +166,7 @@ impl Daemon {
         };
         let mut entry = ScrubEntry { begun_s, ..ScrubEntry::of(report) };
         let has_ended = entry.phase != ScrubPhase::Running;
-        entry.ended_s = has_ended.then(now_s);
+        entry.ended_s = has_ended.then(unix_time_s);
         let before = record.worst().map(ScrubEntry::damage_count);
         record.take(entry);
         let is_other = record.worst().map(ScrubEntry::damage_count) != before;
@@ -364,7 +360,7 @@ fn run(daemon: &Weak<Daemon>, worker: &Worker) {
         };
         let known = daemon_now.part::<Scrubs>().known.lock().get(&path).cloned();
         let record = known.unwrap_or_default().record;
-        let now = now_s();
+        let now = unix_time_s();
         let (due_s, earlier) = record.next(every_s, now);
         if due_s > now {
             sleep = SLEEP_MAX.min(Duration::from_secs(due_s - now));
