@@ -1,6 +1,7 @@
 //! The limit of the memory that a host takes at the centre.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -15,11 +16,13 @@ pub struct MemoryBudget {
     limit: usize,
     taken: Mutex<usize>,
     released: Condvar,
+    /// The number of threads that wait for room.
+    waiting: AtomicUsize,
 }
 
 impl MemoryBudget {
     pub fn new(limit: usize) -> Self {
-        Self { limit, taken: Mutex::new(0), released: Condvar::new() }
+        Self { limit, taken: Mutex::new(0), released: Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
@@ -34,7 +37,9 @@ impl MemoryBudget {
             if !keep_waiting() {
                 return None;
             }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             self.released.wait_for(&mut taken, CHECK_INTERVAL);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         *taken += bytes;
         Some(Lease { budget: Arc::clone(self), bytes })
@@ -52,6 +57,13 @@ impl MemoryBudget {
 pub struct Lease {
     budget: Arc<MemoryBudget>,
     bytes: usize,
+}
+
+impl Lease {
+    /// Whether a thread waits for room in the memory from which these bytes were taken.
+    pub fn is_waited_for(&self) -> bool {
+        self.budget.waiting.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl Drop for Lease {

@@ -6,6 +6,10 @@
 //! host's first watermark. Rows from before the centre's watermark are late. Late rows of a stream
 //! are dropped. Late changes of a relation count from the watermark on, because the relation would
 //! stay wrong without them.
+//!
+//! If all hosts are behind by more than the patience, the centre waits for none. Time then follows
+//! the connected host that is ahead, as soon as no messages wait. Without this rule, the rows of
+//! the hosts would keep their memory, and a host whose memory is used up would wait for ever.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -247,6 +251,31 @@ impl Merge {
         }
     }
 
+    /// Advances the watermark while there is no host to wait for, and no message to take in.
+    pub fn advance_idle(&mut self, now_ns: i64) {
+        let patience_ns = self.patience_ns;
+        let waits = |member: &Member| {
+            !member.has_left && member.time_limit_ns(now_ns, patience_ns).is_some()
+        };
+        if self.members.values().any(waits) {
+            return;
+        }
+        let connected = || self.members.values().filter(|member| member.connection.is_some());
+        let watermarks = || connected().filter_map(|member| member.watermark_ns);
+        let first = watermarks().max().map(|first| first.saturating_sub(patience_ns));
+        let least = watermarks().filter(|of_host| Some(*of_host) >= first).min();
+        // Rows from after the host's own watermark may have used up its memory.
+        let is_stuck = |member: &Member| {
+            member.pending.front().is_some_and(|(_, lease)| lease.is_waited_for())
+        };
+        let target = least.filter(|least| *least > self.watermark_ns).or_else(|| {
+            connected().any(is_stuck).then(|| now_ns.saturating_sub(patience_ns))
+        });
+        if let Some(target) = target {
+            self.watermark_ns = self.watermark_ns.max(target.min(now_ns));
+        }
+    }
+
     /// Releases the memory of rows from before `over_ns`.
     pub fn release(&mut self, over_ns: i64) {
         for member in self.members.values_mut() {
@@ -424,6 +453,52 @@ mod tests {
         // After it has caught up, the centre waits for it again.
         case.watermark(a, later + 1, later + 3);
         assert_eq!(case.watermark(b, later + 3, later + 3), later + 1);
+    }
+
+    #[test]
+    fn time_follows_the_first_of_hosts_that_are_all_far_behind() {
+        let mut case = Case::new();
+        let (a, b) = (("a", 1), ("b", 2));
+        let now = 100 * SECOND;
+        case.join("a", 1, false, now);
+        case.join("b", 2, false, now);
+        case.merge.advance_idle(now);
+        assert_eq!(case.merge.watermark_ns(), 0, "the centre waits for hosts that have just joined");
+        let later = now + 60 * SECOND;
+        case.watermark(a, now + 1, later);
+        assert_eq!(case.watermark(b, now + SECOND, later), 0);
+        case.merge.advance_idle(later);
+        assert_eq!(case.merge.watermark_ns(), now + 1);
+        case.watermark(b, now + 5 * SECOND, later);
+        case.merge.advance_idle(later);
+        assert_eq!(case.merge.watermark_ns(), now + 5 * SECOND);
+        // A host that is up to date decides alone again.
+        assert_eq!(case.watermark(a, later, later), later);
+    }
+
+    /// The rows from after the watermark of a host use up its memory, so that its next watermark
+    /// is not read.
+    #[test]
+    fn a_host_whose_memory_is_used_up_is_not_stuck() {
+        let mut case = Case::new();
+        let now = 100 * SECOND;
+        case.join("a", 1, false, now);
+        case.watermark(("a", 1), now - 1, now);
+        for number in 0..10 {
+            case.send(("a", 1), 0, &[(now + number, 1, 1)], now).unwrap();
+        }
+        let budget = Arc::clone(&case.budget);
+        let waits = std::thread::spawn(move || budget.take(100, &|| true).map(|_| ()));
+        let mut later = now;
+        while case.budget.taken() == 1000 {
+            later += SECOND;
+            case.merge.advance(later);
+            case.merge.advance_idle(later);
+            case.merge.release(case.merge.watermark_ns());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        waits.join().unwrap().unwrap();
+        assert!(later > now + 2 * SECOND, "it has the patience to send its watermark");
     }
 
     #[test]
