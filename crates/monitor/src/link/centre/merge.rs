@@ -268,9 +268,9 @@ impl Merge {
         let is_stuck = |member: &Member| {
             member.pending.front().is_some_and(|(_, lease)| lease.is_waited_for())
         };
-        let target = least.filter(|least| *least > self.watermark_ns).or_else(|| {
-            connected().any(is_stuck).then(|| now_ns.saturating_sub(patience_ns))
-        });
+        let target = least
+            .filter(|least| *least > self.watermark_ns)
+            .or_else(|| connected().any(is_stuck).then(|| now_ns.saturating_sub(patience_ns)));
         if let Some(target) = target {
             self.watermark_ns = self.watermark_ns.max(target.min(now_ns));
         }
@@ -463,7 +463,11 @@ mod tests {
         case.join("a", 1, false, now);
         case.join("b", 2, false, now);
         case.merge.advance_idle(now);
-        assert_eq!(case.merge.watermark_ns(), 0, "the centre waits for hosts that have just joined");
+        assert_eq!(
+            case.merge.watermark_ns(),
+            0,
+            "the centre waits for hosts that have just joined"
+        );
         let later = now + 60 * SECOND;
         case.watermark(a, now + 1, later);
         assert_eq!(case.watermark(b, now + SECOND, later), 0);
