@@ -87,7 +87,7 @@ impl Default for Builder {
             kernel: None,
             machine: "q35".to_owned(),
             memory_mib: 512,
-            processors: 2,
+            processors: std::env::var("FATHOM_GUEST_PROCESSORS").map_or(2, |n| n.parse().unwrap()),
             root: None,
             disks: Vec::new(),
             append: String::new(),
@@ -243,8 +243,10 @@ impl Builder {
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
         // Only errors and warnings of the kernel are printed on the console.
-        let append =
-            format!("console=ttyS0 loglevel=5 mitigations=off no_timer_check{root}{}", self.append);
+        let append = format!(
+            "console=ttyS0 loglevel=5 mitigations=off no_timer_check lpj=10000000{root}{}",
+            self.append
+        );
         add(&["-append", &append]);
         for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {
             for part in disk.arguments(index, qemu) {

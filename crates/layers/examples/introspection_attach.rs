@@ -31,14 +31,15 @@ fn main() {
     let start = Instant::now();
     let mapped = kernel.mapped_dirty();
     println!("{mapped:?} after {:?}", start.elapsed());
-    let whole = WrittenPages::count(&memory, 1, 0, || true);
+    let whole = WrittenPages::count(&memory, 1, 0, &mut || true);
     println!("{whole:?}; relative error and time by stride:");
     for stride in [1_u64, 2, 5, 10, 20, 40, 60, 80, 100] {
         // The mean over as many beginnings, as the paper varies them.
         let (mut error, start) = (0.0, Instant::now());
         let beginnings = stride.min(10);
         for turn in 0..beginnings {
-            let sample = WrittenPages::count(&memory, stride, turn * stride / beginnings, || true);
+            let sample =
+                WrittenPages::count(&memory, stride, turn * stride / beginnings, &mut || true);
             error += (sample.marked as f64 / whole.marked as f64 - 1.0).abs();
         }
         let (count, took) = (beginnings as f64, start.elapsed() / beginnings as u32);

@@ -77,13 +77,13 @@ impl WrittenPages {
         memory: &GuestMemory,
         stride: u64,
         first: u64,
-        mut go_on: impl FnMut() -> bool,
+        go_on: &mut dyn FnMut() -> bool,
     ) -> Self {
         let stride = stride.clamp(1, STRIDE_MAX);
         let mut found = Self::default();
         // The sum of the squares of the tables' marked entries.
         let mut squares = 0.0;
-        found.is_whole = sample(memory, stride, first, &mut go_on, |page| {
+        found.is_whole = sample(memory, stride, first, go_on, |page| {
             found.examined += 1;
             if let Some(marked) = marked_entries(memory, page) {
                 found.tables += 1;
@@ -112,7 +112,7 @@ pub(super) fn sample(
     memory: &GuestMemory,
     stride: u64,
     first: u64,
-    go_on: &mut impl FnMut() -> bool,
+    go_on: &mut dyn FnMut() -> bool,
     mut visit: impl FnMut(u64),
 ) -> bool {
     let next = |number: u64| number + (first % stride + stride - number % stride) % stride;

@@ -51,7 +51,7 @@ impl PageSample {
     /// 65,536 of a large one. `first` is the number of a page with which the sample may begin. Ends
     /// early once `go_on`, which is called again and again, is false. Takes about 0.3 µs for each
     /// of them.
-    pub fn take(memory: &GuestMemory, first: u64, go_on: impl FnMut() -> bool) -> Self {
+    pub fn take(memory: &GuestMemory, first: u64, go_on: &mut dyn FnMut() -> bool) -> Self {
         let stride = (memory.length() / PAGE).div_ceil(SAMPLE_MAX).max(1);
         Self::hash_pages(memory, stride, first, go_on)
     }
@@ -59,7 +59,7 @@ impl PageSample {
     /// The pages that have changed since this sample of the memory. A page that the guest touched
     /// first meanwhile counts, unless all its bytes are 0. Of a sample that ended early, only the
     /// part of the memory that it covers is examined.
-    pub fn changed(&self, memory: &GuestMemory, go_on: impl FnMut() -> bool) -> ChangedPages {
+    pub fn changed(&self, memory: &GuestMemory, go_on: &mut dyn FnMut() -> bool) -> ChangedPages {
         let Self { stride, first, .. } = *self;
         let mut now = Self::hash_pages(memory, stride, first, go_on);
         if !self.is_whole {
@@ -93,10 +93,10 @@ impl PageSample {
         memory: &GuestMemory,
         stride: u64,
         first: u64,
-        mut go_on: impl FnMut() -> bool,
+        go_on: &mut dyn FnMut() -> bool,
     ) -> Self {
         let mut pages = Vec::new();
-        let is_whole = sample(memory, stride.max(1), first, &mut go_on, |page| {
+        let is_whole = sample(memory, stride.max(1), first, go_on, |page| {
             let window = memory.window(page);
             let words = (0..PAGE / 8).map(|index| window.u64(index * 8).unwrap_or(0));
             // Memory that grows meanwhile does not make the sample larger than it may be.

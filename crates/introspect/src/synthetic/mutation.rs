@@ -220,15 +220,19 @@ impl MutationSubject {
         let mapped = kernel.mapped_dirty().unwrap_or_default();
         assert!(mapped.unknown <= mapped.marked && mapped.marked <= length);
         let mut left = TABLES_STRIDE;
-        let written =
-            WrittenPages::count(&self.memory, TABLES_STRIDE, self.now_ns / 1_000_000_000, || {
+        let written = WrittenPages::count(
+            &self.memory,
+            TABLES_STRIDE,
+            self.now_ns / 1_000_000_000,
+            &mut || {
                 left = left.saturating_sub(1);
                 left > 0
-            });
+            },
+        );
         assert!(written.marked <= written.tables * TABLES_STRIDE * 512 * 512 * 4096);
         assert!(written.tables <= written.examined && written.examined <= length / 4096);
-        let sample = PageSample::take(&self.memory, self.now_ns, || true);
-        let changed = sample.changed(&self.memory, || true);
+        let sample = PageSample::take(&self.memory, self.now_ns, &mut || true);
+        let changed = sample.changed(&self.memory, &mut || true);
         assert_eq!((changed.changed, changed.is_whole), (0, true), "nothing is written meanwhile");
         for file in kernel.dirty_files(&self.names, 1000).into_iter().flat_map(|found| found.files)
         {

@@ -409,7 +409,8 @@ fn mappings_that_mislead() {
 fn written_pages_are_found_by_page_tables_alone() {
     for shape in shapes() {
         let guest = SyntheticGuest::new(&shape);
-        let written = |stride, first| WrittenPages::count(&guest.memory, stride, first, || true);
+        let written =
+            |stride, first| WrittenPages::count(&guest.memory, stride, first, &mut || true);
         let whole = written(1, 0);
         assert_eq!((whole.marked, whole.tables), (ENTRIES * PAGE, 3), "{}", shape.release);
         assert_eq!((whole.error, whole.is_whole), (Some(0), true));
@@ -432,10 +433,10 @@ fn written_pages_are_found_by_page_tables_alone() {
 #[test]
 fn the_error_of_a_sample_is_estimated() {
     let guest = SyntheticGuest::new(&Shape::default());
-    let whole = WrittenPages::count(&guest.memory, 1, 0, || true).marked as f64;
+    let whole = WrittenPages::count(&guest.memory, 1, 0, &mut || true).marked as f64;
     for stride in [2, 5, 20] {
-        let samples =
-            (0..stride).map(|first| WrittenPages::count(&guest.memory, stride, first, || true));
+        let samples = (0..stride)
+            .map(|first| WrittenPages::count(&guest.memory, stride, first, &mut || true));
         let (mut actual, mut estimated) = (0.0, 0.0);
         for sample in samples {
             actual += (sample.marked as f64 - whole).powi(2);
@@ -455,7 +456,7 @@ fn the_search_for_page_tables_ends_when_its_time_is_over() {
         left > 0
     });
     assert!(!part.is_whole && (1..=64).contains(&part.examined), "{part:?}");
-    let none = WrittenPages::count(&guest.memory, 1, 0, || false);
+    let none = WrittenPages::count(&guest.memory, 1, 0, &mut || false);
     assert_eq!((none.is_whole, none.examined), (false, 0));
 }
 
@@ -468,8 +469,8 @@ fn pages_that_were_written_are_found_by_their_content() {
         store.write_u64(page * PAGE + 8, 0x5555 ^ page);
     }
     store.write_u64(PAGE, 0);
-    let before = PageSample::take(&memory, 7, || true);
-    let same = before.changed(&memory, || true);
+    let before = PageSample::take(&memory, 7, &mut || true);
+    let same = before.changed(&memory, &mut || true);
     assert_eq!((same.changed, same.error, same.stride, same.is_whole), (0, 0, 1, true));
     assert_eq!(same.examined, 8192_u64.div_ceil(3) + 1);
     // The last word of a page, a page in the other region, one that was empty, a new page, a new
@@ -484,20 +485,20 @@ fn pages_that_were_written_are_found_by_their_content() {
     ] {
         store.write_u64(address, value);
     }
-    let found = before.changed(&memory, || true);
+    let found = before.changed(&memory, &mut || true);
     assert_eq!((found.changed, found.error, found.is_whole), (4 * PAGE, 0, true), "{found:?}");
     // A time that is over: the rest of the memory does not count as written.
-    let part = PageSample::take(&memory, 0, || false).changed(&memory, || true);
+    let part = PageSample::take(&memory, 0, &mut || false).changed(&memory, &mut || true);
     assert_eq!((part.changed, part.examined, part.is_whole), (0, 0, false));
     let mut left = 3;
     let early = PageSample::take(&memory, 0, || {
         left -= 1;
         left > 0
     });
-    let part = early.changed(&memory, || true);
+    let part = early.changed(&memory, &mut || true);
     assert_eq!((part.changed, part.is_whole), (0, false), "{part:?}");
     assert!((1..=128).contains(&part.examined), "{part:?}");
-    assert!(!before.changed(&memory, || false).is_whole);
+    assert!(!before.changed(&memory, &mut || false).is_whole);
 }
 
 #[test]
@@ -510,7 +511,7 @@ fn a_sample_of_written_pages_has_an_error_as_large_as_estimated() {
     }
     let (mut random, mut beyond) = (fastrand::Rng::with_seed(12), 0);
     for turn in 0..20 {
-        let before = PageSample::take(&memory, turn, || true);
+        let before = PageSample::take(&memory, turn, &mut || true);
         let mut written = 0;
         for page in 0..16_384 {
             if random.u8(..) < 26 {
@@ -518,7 +519,7 @@ fn a_sample_of_written_pages_has_an_error_as_large_as_estimated() {
                 written += PAGE;
             }
         }
-        let found = before.changed(&memory, || true);
+        let found = before.changed(&memory, &mut || true);
         assert_eq!((found.stride, found.examined), (2, 8192));
         assert!(found.error > 0 && found.error < written / 20, "{found:?}");
         beyond += usize::from(found.changed.abs_diff(written) > 2 * found.error);

@@ -155,7 +155,7 @@ fn tables_of(memory: &GuestMemory, stride: u64, deadline: Instant) -> TablesDirt
     let begun = Instant::now();
     // Each sample begins elsewhere, so that the mean of several is more exact.
     let first = Clock::System.now_ns();
-    let found = WrittenPages::count(memory, stride, first, || Instant::now() < deadline);
+    let found = WrittenPages::count(memory, stride, first, &mut || Instant::now() < deadline);
     TablesDirty {
         marked_bytes: found.marked,
         error_bytes: found.error,

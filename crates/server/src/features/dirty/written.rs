@@ -33,7 +33,7 @@ impl Beginning {
         let begun = Instant::now();
         let transferred = transferred(&disks);
         // A failure while one guest's memory is read must not affect the answer about other guests.
-        let sample = || PageSample::take(&memory, first, || Instant::now() < deadline);
+        let sample = || PageSample::take(&memory, first, &mut || Instant::now() < deadline);
         let sample = catch_unwind(AssertUnwindSafe(sample)).ok();
         Self { memory, disks, begun, transferred, sample, took: begun.elapsed() }
     }
@@ -43,7 +43,7 @@ impl Beginning {
         let before = self.sample?;
         let interval_ns = self.begun.elapsed().as_nanos() as u64;
         let begun = Instant::now();
-        let change = || before.changed(&self.memory, || Instant::now() < deadline);
+        let change = || before.changed(&self.memory, &mut || Instant::now() < deadline);
         let found = catch_unwind(AssertUnwindSafe(change)).ok()?;
         let took = self.took + begun.elapsed();
         // Counters that have begun again, after a change of the disk, say nothing.
