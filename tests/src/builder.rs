@@ -87,7 +87,7 @@ impl Default for Builder {
             kernel: None,
             machine: "q35".to_owned(),
             memory_mib: 512,
-            processors: std::env::var("FATHOM_GUEST_PROCESSORS").map_or(2, |n| n.parse().unwrap()),
+            processors: 2,
             root: None,
             disks: Vec::new(),
             append: String::new(),
