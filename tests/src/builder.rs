@@ -71,7 +71,7 @@ pub struct Builder {
     kernel: Option<Kernel>,
     machine: String,
     memory_mib: u32,
-    processors: u32,
+    processors: Option<u32>,
     root: Option<Disk>,
     disks: Vec<Disk>,
     append: String,
@@ -87,7 +87,7 @@ impl Default for Builder {
             kernel: None,
             machine: "q35".to_owned(),
             memory_mib: 512,
-            processors: 2,
+            processors: None,
             root: None,
             disks: Vec::new(),
             append: String::new(),
@@ -125,9 +125,11 @@ impl Builder {
         self
     }
 
-    /// Sets the number of the guest's processors; 2 by default.
+    /// Sets the number of the guest's processors. Without it, there are as many as the disk with
+    /// most queues has queues: the guest uses one for each processor. Two emulated processors take
+    /// up to 60 % more of the host's than one for the same work, because they wait for each other.
     pub fn processors(mut self, number: u32) -> Self {
-        self.processors = number;
+        self.processors = Some(number);
         self
     }
 
@@ -225,6 +227,8 @@ impl Builder {
         let model = if accelerator.starts_with("kvm") { "host" } else { "max,erms=off,fsrm=off" };
         let path = |name: &str| directory.path().join(name).display().to_string();
         let memory = self.memory_mib;
+        let queues = self.root.iter().chain(&self.disks).map(Disk::queue_count);
+        let processors = self.processors.unwrap_or_else(|| queues.max().unwrap_or(1));
         let mut line: Vec<String> = Vec::new();
         let mut add = |parts: &[&str]| line.extend(parts.iter().map(|part| (*part).to_owned()));
 
@@ -232,7 +236,7 @@ impl Builder {
         add(&["-machine", &format!("{},memory-backend=memory", self.machine)]);
         add(&["-object"]);
         add(&[&format!("memory-backend-memfd,id=memory,size={memory}M,share=on")]);
-        add(&["-m", &format!("{memory}M"), "-smp", &self.processors.to_string()]);
+        add(&["-m", &format!("{memory}M"), "-smp", &processors.to_string()]);
         add(&["-serial", &format!("file:{}", path("console"))]);
         add(&["-serial", &format!("unix:{},server=on,wait=off", path("channel"))]);
         add(&["-qmp", &format!("unix:{},server=on,wait=off", path("qmp"))]);
@@ -242,7 +246,9 @@ impl Builder {
         };
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
-        // Only errors and warnings of the kernel are printed on the console.
+        // Only errors and warnings of the kernel are printed on the console. The length of its
+        // delays is given, because measuring it takes as long as half of a boot's other work when
+        // the host is busy.
         let append = format!(
             "console=ttyS0 loglevel=5 mitigations=off no_timer_check lpj=10000000{root}{}",
             self.append
@@ -262,6 +268,13 @@ impl Builder {
 }
 
 impl Disk {
+    fn queue_count(&self) -> u32 {
+        match self.kind {
+            Kind::VhostUser { queues, .. } => queues,
+            Kind::File { .. } => 1,
+        }
+    }
+
     fn arguments(&self, index: usize, qemu: &Qemu) -> [String; 4] {
         let properties = &self.properties;
         match &self.kind {

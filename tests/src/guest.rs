@@ -46,7 +46,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A builder for a guest with 512 MiB, two processors and no disk.
+    /// A builder for a guest with 512 MiB and no disk.
     pub fn builder() -> Builder {
         Builder::default()
     }

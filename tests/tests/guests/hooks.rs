@@ -136,7 +136,7 @@ fn a_busy_hook_is_taken_away_and_no_page_gets_a_wrong_writer() -> Result<()> {
     }
     let table = "stops_max = 3000\n";
     let started =
-        Scene::start_intercepted_above(&kernel(), 400, &plugin()?, "", table, Vec::new())?;
+        Scene::start_intercepted_above(&kernel(), 400, &plugin()?, "", 2, table, Vec::new())?;
     let Some(mut scene) = started else { return Ok(()) };
     scene.prepare(
         "mkfs.ext4 -q -F -b 4096 /dev/vdb; mount /dev/vdb /mnt
@@ -203,7 +203,7 @@ fn busy_calls_are_not_noted_and_later_ones_are() -> Result<()> {
     }
     let table = "calls = ['probe*']\nstops_max = 40000\n";
     let started =
-        Scene::start_intercepted_above(&kernel(), 400, &plugin()?, "", table, Vec::new())?;
+        Scene::start_intercepted_above(&kernel(), 400, &plugin()?, "", 2, table, Vec::new())?;
     let Some(mut scene) = started else { return Ok(()) };
     scene.prepare(
         "cp $(command -v dd) /run/probe; cp $(command -v sleep) /run/probesleep

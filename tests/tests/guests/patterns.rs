@@ -256,7 +256,7 @@ fn patterns_of(kernel: &str) -> Result<()> {
     let tools = Disk::snapshot_of(Assets::get()?.tools()?);
     let layers = ", { kind = 'patterns', memory = '32MiB', alarm_files = 8, alarm_time = '30s' }";
     let started =
-        Scene::start_intercepted_above(kernel, 512, &plugin()?, layers, QUERY, vec![tools])?;
+        Scene::start_intercepted_above(kernel, 512, &plugin()?, layers, 1, QUERY, vec![tools])?;
     let Some(mut scene) = started else {
         println!("Skipped: there is no kernel {kernel}");
         return Ok(());

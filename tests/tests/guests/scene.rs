@@ -7,6 +7,8 @@ use fathom_tests::{
     Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
 };
 
+use crate::introspection::newest;
+
 /// The folders whose files are written and read by direct I/O.
 pub(crate) const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
 
@@ -14,6 +16,12 @@ pub(crate) const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
 /// another kernel of `scripts/guest-kernel`, such as `plain-in-bookworm-backports`.
 pub(crate) fn kernel() -> String {
     std::env::var("FATHOM_PLAIN_KERNEL").unwrap_or_else(|_| "plain".to_owned())
+}
+
+/// The number of processors of a guest with a kernel, and of queues of its disk: the newest kernel
+/// runs with two, the others with one, which takes far less time.
+pub(crate) fn processors(kernel: &str) -> u32 {
+    if kernel == newest() { 2 } else { 1 }
 }
 
 /// A guest with one classified disk, `/dev/vdb`.
@@ -33,21 +41,23 @@ impl Scene {
 
     /// The same with further layers beneath the log, each after a comma.
     pub fn start_above(kernel: &str, mib: u64, layers: &str) -> Result<Option<Self>> {
-        Self::start_with(kernel, mib, layers, "", |_| None, Vec::new())
+        Self::start_with(kernel, mib, layers, processors(kernel), "", |_| None, Vec::new())
     }
 
     /// The same with the plugin for QEMU.
     pub fn start_intercepted(kernel: &str, mib: u64, plugin: &Path) -> Result<Option<Self>> {
-        Self::start_intercepted_above(kernel, mib, plugin, "", "", Vec::new())
+        let processors = processors(kernel);
+        Self::start_intercepted_above(kernel, mib, plugin, "", processors, "", Vec::new())
     }
 
-    /// The same with further layers, each after a comma, further tables of the configuration, and
-    /// further disks: the first is `/dev/vdc`.
+    /// The same with further layers, each after a comma, a number of processors, further tables of
+    /// the configuration, and further disks: the first is `/dev/vdc`.
     pub fn start_intercepted_above(
         kernel: &str,
         mib: u64,
         plugin: &Path,
         layers: &str,
+        processors: u32,
         tables: &str,
         disks: Vec<Disk>,
     ) -> Result<Option<Self>> {
@@ -56,13 +66,14 @@ impl Scene {
             let socket = daemon.path("intercept.sock");
             Some(format!("{},socket={}", plugin.display(), socket.display()))
         };
-        Self::start_with(kernel, mib, layers, &table, argument, disks)
+        Self::start_with(kernel, mib, layers, processors, &table, argument, disks)
     }
 
     fn start_with(
         kernel: &str,
         mib: u64,
         layers: &str,
+        processors: u32,
         tables: &str,
         plugin: impl FnOnce(&Daemon) -> Option<String>,
         disks: Vec<Disk>,
@@ -76,7 +87,7 @@ impl Scene {
         let mut guest = Guest::builder()
             .kernel(kernel)
             .root(Disk::snapshot_of(&assets.root))
-            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2));
+            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(processors));
         guest = disks.into_iter().fold(guest, fathom_tests::Builder::disk);
         if let Some(plugin) = plugin(&daemon) {
             guest = guest.argument("-plugin").argument(plugin);

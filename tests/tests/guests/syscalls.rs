@@ -8,7 +8,7 @@ use fathom_control::{CopiedFile, PatternsReport};
 use fathom_tests::{Error, Result, accelerator, patience, until};
 
 use crate::introspection::newest;
-use crate::scene::{Scene, kernel};
+use crate::scene::{Scene, kernel, processors};
 use crate::writers::plugin;
 
 /// Programs with threads, processes, signals, and each way to read and write. Programs have names
@@ -310,7 +310,9 @@ fn calls_of(kernel: &str) -> Result<()> {
         return Ok(());
     }
     let table = "calls = ['probe*', 'fio*']\n";
-    let started = Scene::start_intercepted_above(kernel, 512, &plugin()?, "", table, Vec::new())?;
+    let (plugin, processors) = (plugin()?, processors(kernel));
+    let started =
+        Scene::start_intercepted_above(kernel, 512, &plugin, "", processors, table, Vec::new())?;
     let Some(mut scene) = started else {
         println!("Skipped: there is no kernel {kernel}");
         return Ok(());
@@ -369,7 +371,7 @@ fn copies_by_calls_are_patterns() -> Result<()> {
     }
     let (layers, table) = (", { kind = 'patterns' }", "calls = ['probecp']\n");
     let started =
-        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, layers, table, Vec::new())?;
+        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, layers, 1, table, Vec::new())?;
     let Some(mut scene) = started else { return Ok(()) };
     let places = [
         ("ext4", "mkfs.ext4 -q -F -b 4096 /dev/vdb", "--reflink=never"),
@@ -489,7 +491,7 @@ fn processes_are_chosen_by_group_and_program() -> Result<()> {
     }
     let table = "calls = ['none', 'cgroup:/probed/*', 'path:/usr/bin/md5*']\n";
     let started =
-        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, "", table, Vec::new())?;
+        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, "", 1, table, Vec::new())?;
     let Some(mut scene) = started else { return Ok(()) };
     scene.prepare(
         "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
