@@ -32,6 +32,8 @@ pub struct ShadowCounts {
     pub copied_bytes: u64,
     /// Why it does nothing now; empty if it works.
     pub suspended: String,
+    /// Why no page could leave now, though copies are made; empty if pages could.
+    pub obstacle: String,
     /// Pages that were copied.
     pub copies: u64,
     /// Writes of the guest to protected pages.

@@ -34,13 +34,13 @@ mod refusal;
 mod shadow;
 mod trace;
 mod tripwire;
-mod userfault;
 mod vmm;
 
 pub use attach::{AttachOptions, AttachStep, Helpers, attach, detach_orphan};
 pub use control::{Control, Request, ask, list};
 pub use counts::{PagerCounts, PagerStatus, ShadowCounts};
 pub use fathom_guest_memory::LEASE_FOLDER;
+use fathom_guest_memory::userfault;
 pub use frame::SystemCall;
 pub use guard::guard;
 pub use inject::{InjectReport, InjectStep, TRACE_TIME_MAX, inject};

@@ -33,6 +33,8 @@ const RUN: u64 = RUN_PAGES * PAGE;
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// The same while the guest does nothing.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a daemon that takes leases is asked whether pages may leave.
+const ASK_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause between two steps of a sweep.
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
@@ -82,6 +84,7 @@ pub(crate) struct ShadowWork {
     /// The thread that asks the daemons.
     asking: Option<JoinHandle<()>>,
     looked: Option<Instant>,
+    asked: Option<Instant>,
 }
 
 impl std::fmt::Debug for ShadowWork {
@@ -108,7 +111,7 @@ impl Pager {
     pub fn start_shadow(&mut self, options: ShadowOptions) -> Result<(), Failure> {
         let ShadowOptions { folder, bytes, ask } = options;
         let shadow = Shadow::start(&self.vmm, &self.faults, &self.memory, &folder, bytes)?;
-        self.shadow = Some(ShadowWork { shadow, ask, asking: None, looked: None });
+        self.shadow = Some(ShadowWork { shadow, ask, asking: None, looked: None, asked: None });
         self.look_around();
         Ok(())
     }
@@ -127,7 +130,10 @@ impl Pager {
             let reason = found.err().unwrap_or_default();
             work.shadow.suspend(&self.faults, &reason);
             let is_asking = work.asking.as_ref().is_some_and(|thread| !thread.is_finished());
-            if !reason.is_empty() && !is_asking {
+            let is_due = work.asked.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL);
+            let is_asked = !reason.is_empty() || work.shadow.has_obstacle() && is_due;
+            if is_asked && !is_asking {
+                work.asked = Some(Instant::now());
                 let ask = Arc::clone(&work.ask);
                 let thread = std::thread::Builder::new().name("ask".into()).spawn(move || ask());
                 work.asking = thread.ok();

@@ -153,11 +153,13 @@ impl Shadow {
         ShadowCounts { copied_bytes: self.copies.len() as u64 * PAGE, ..self.counts.clone() }
     }
 
-    /// Whether the processes `daemons`, which map the guest's memory, all take leases.
+    /// Whether the processes `daemons`, which map the guest's memory, all take leases. Notes
+    /// whether all of them let pages leave.
     ///
     /// # Errors
-    /// The first that does not.
-    pub fn check_holders(&self, daemons: &[i32]) -> Result<(), String> {
+    /// The first that takes none.
+    pub fn check_holders(&mut self, daemons: &[i32]) -> Result<(), String> {
+        self.counts.obstacle.clear();
         for table in &self.tables {
             if table.table().is_lost() {
                 return Err("the table of leases is lost".into());
@@ -167,8 +169,18 @@ impl Shadow {
             if let Some(process) = daemons.iter().find(has_none) {
                 return Err(format!("process {process} maps the memory and takes no leases"));
             }
+            let holders = table.holders_for_eviction().map_err(|error| error.to_string())?;
+            let has_none = |process: &&i32| !holders.contains(&(**process as u32));
+            if let Some(process) = daemons.iter().find(has_none) {
+                self.counts.obstacle = format!("process {process} is not ready for it");
+            }
         }
         Ok(())
+    }
+
+    /// Whether a process does not let pages leave yet.
+    pub fn has_obstacle(&self) -> bool {
+        !self.counts.obstacle.is_empty()
     }
 
     /// Stops for a reason, or goes on if it is empty. A shadow that stops drops its copies.

@@ -28,6 +28,10 @@ pub trait Observer {
 
     /// Observes requests on their way up. The batches need not be those of the way down.
     fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>);
+
+    /// What the layer has outside its queues, such as the disk's guest, may be another: the
+    /// observer drops what it has of it, as it does at the next request.
+    fn refresh(&mut self) {}
 }
 
 /// The position of an observer in its stack, and the time of the call.

@@ -370,6 +370,17 @@ impl Stack {
         }
     }
 
+    /// Has the observers [drop](crate::Observer::refresh) what is not current any more.
+    pub fn refresh_observers(&mut self) {
+        let successors = self.successor.iter_mut().flat_map(|next| next.layers.iter_mut());
+        for layer in self.layers.iter_mut().chain(successors) {
+            if let LayerPart::Observer(observer) = layer {
+                observer.refresh();
+            }
+        }
+        self.left.iter_mut().for_each(Self::refresh_observers);
+    }
+
     /// Whether `event` belongs to this stack or its successor.
     pub fn owns(&self, event: &Event) -> bool {
         event.group == self.group

@@ -28,6 +28,8 @@ pub struct LeaseReport {
     /// Whether requests from before are still in flight. The leases count when they have
     /// completed.
     pub is_pending: bool,
+    /// Why no page may leave the memory yet; empty if pages may.
+    pub obstacle: String,
 }
 
 /// Whose memory is reported.

@@ -19,7 +19,8 @@
 //! **Who may access a page now** is decided in one place: a memory can have a [`Pager`], from which
 //! every access takes a [`Lease`] on its range. [`GuestLeases`] is that of a pager in another
 //! process, with which it shares a table of the pages. Without one, which is the usual case, an
-//! access tests nothing more: a memory with a pager has no fast path.
+//! access tests nothing more: a memory with a pager has no fast path. The mappings of a memory with
+//! leases are registered, so that a touch of a page that is away is an error and never zeroes.
 //!
 //! **Who maps and who unmaps.** [`GuestMemory::add`] maps a region. A clone of a memory, which may
 //! have other regions, shares the mappings. A region is unmapped when the last memory that has it,
@@ -50,6 +51,7 @@ mod region;
 mod residency;
 #[cfg(test)]
 mod tests;
+pub mod userfault;
 mod volatile;
 mod window;
 
@@ -61,7 +63,7 @@ pub use lease::{
 };
 pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;
-pub use pager::{Lease, Pager, Purpose};
+pub use pager::{Lease, Pager, Purpose, absences};
 pub use region::{Region, Touched};
 pub use residency::{HostSwap, Residency, ResidencyError};
 pub use window::MemoryWindow;

@@ -11,9 +11,12 @@
 //! - The thread that serves the owner sees the mark, acknowledges no further requests, and
 //!   disconnects the owner.
 //!
+//! In a mapping of a memory with a pager, a missing page is a `SIGBUS` too; see `missing.rs`.
+//!
 //! An address outside all mappings gets the default action. If the kernel itself accesses a lost
 //! page, there is no signal: the system call fails with `EFAULT`, which fails that one request.
 
+mod missing;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +37,8 @@ use rustix::net::Shutdown;
 use crate::access::MemoryAccess;
 use crate::kept::Kept;
 use crate::pager::Purpose;
+pub(crate) use missing::FilePages;
+use missing::MissingPages;
 
 /// The most bytes of all mappings together: half of a process's address space, so that the rest
 /// remains for everything else.
@@ -184,6 +189,8 @@ struct Node {
     page: AtomicUsize,
     faults: AtomicU32,
     owner: AtomicPtr<MemoryOwner>,
+    /// Null if missing pages are not registered.
+    missing: AtomicPtr<MissingPages>,
     next: *const Node,
 }
 
@@ -197,6 +204,7 @@ impl Node {
         length: usize,
         page: usize,
         owner: &Arc<MemoryOwner>,
+        missing: Option<&MissingPages>,
     ) -> &'static Self {
         let mut free = FREE_NODES.lock();
         let node = free.pop().unwrap_or_else(|| {
@@ -208,6 +216,7 @@ impl Node {
                 page: AtomicUsize::new(0),
                 faults: AtomicU32::new(0),
                 owner: AtomicPtr::new(ptr::null_mut()),
+                missing: AtomicPtr::new(ptr::null_mut()),
                 next,
             }));
             NODES.store(node, Ordering::Release);
@@ -217,6 +226,8 @@ impl Node {
         node.faults.store(0, Ordering::Relaxed);
         node.page.store(page, Ordering::Relaxed);
         node.owner.store(Arc::as_ptr(owner).cast_mut(), Ordering::Relaxed);
+        let missing = missing.map_or(ptr::null_mut(), |missing| ptr::from_ref(missing).cast_mut());
+        node.missing.store(missing, Ordering::Relaxed);
         node.start.store(start, Ordering::Release);
         node.end.store(start + length, Ordering::Release);
         node
@@ -238,6 +249,13 @@ impl Node {
                 return (start <= address && address < end).then_some((start, end));
             }
         }
+    }
+
+    /// Makes a page that is missing by right. Called by the handler.
+    fn bring(&self, address: usize) -> bool {
+        // SAFETY: as for the owner in `mend`: the mapping holds it.
+        let missing = unsafe { self.missing.load(Ordering::Relaxed).as_ref() };
+        missing.is_some_and(|missing| missing.bring(address))
     }
 
     /// Replaces the page at `address` by zeroes. Returns whether the access can be repeated. Called
@@ -298,8 +316,9 @@ extern "C" fn on_bus_error(
         // SAFETY: nodes are never freed.
         while let Some(node) = unsafe { next.as_ref() } {
             if let Some(range) = node.range_with(address) {
-                FAULTS.set(FAULTS.get() + 1);
-                if node.mend(address, range, code) {
+                let is_brought = code != libc::BUS_MCEERR_AR && node.bring(address);
+                FAULTS.set(FAULTS.get() + u64::from(!is_brought));
+                if is_brought || node.mend(address, range, code) {
                     // SAFETY: as above.
                     unsafe { *errno = before };
                     return;
@@ -355,8 +374,9 @@ pub struct Mapping {
     mapped: usize,
     purpose: Purpose,
     node: &'static Node,
-    /// The handler reaches it through the node.
-    _owner: Arc<MemoryOwner>,
+    /// The handler reaches both through the node.
+    missing: Option<Box<MissingPages>>,
+    owner: Arc<MemoryOwner>,
     _reservation: Reservation,
 }
 
@@ -386,7 +406,7 @@ impl Mapping {
         length: u64,
         owner: &Arc<MemoryOwner>,
     ) -> io::Result<Self> {
-        let mapping = Self::map(file, (offset, length), owner, Purpose::Write)?;
+        let mapping = Self::map(file, (offset, length), owner, Purpose::Write, None)?;
         seal(file);
         Ok(mapping)
     }
@@ -397,7 +417,35 @@ impl Mapping {
     /// # Errors
     /// As those of [`new`](Self::new).
     pub fn read_only(file: &File, offset: u64, length: u64) -> io::Result<Self> {
-        Self::map(file, (offset, length), &Arc::default(), Purpose::Read)
+        Self::map(file, (offset, length), &Arc::default(), Purpose::Read, None)
+    }
+
+    /// The same part of its file, mapped anew for reading and writing. With `pages`, its missing
+    /// pages are registered.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new), and when its missing pages cannot be registered.
+    pub(crate) fn anew(
+        &self,
+        file: &File,
+        offset: u64,
+        pages: Option<&Arc<dyn FilePages>>,
+    ) -> io::Result<Self> {
+        Self::map(file, (offset, self.length as u64), &self.owner, Purpose::Write, pages)
+    }
+
+    /// Whether its missing pages are registered.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.missing.is_some()
+    }
+
+    /// Makes pages of a range of addresses that are missing by right, on which the caller has a
+    /// lease, before the kernel accesses them.
+    pub(crate) fn make_missing(&self, start: *const u8, length: u64) {
+        if let Some(missing) = &self.missing {
+            let start = start as usize;
+            missing.make(&(start..start.saturating_add(length as usize)));
+        }
     }
 
     fn map(
@@ -405,6 +453,7 @@ impl Mapping {
         (offset, length): (u64, u64),
         owner: &Arc<MemoryOwner>,
         purpose: Purpose,
+        pages: Option<&Arc<dyn FilePages>>,
     ) -> io::Result<Self> {
         let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
         let end = offset.checked_add(length).ok_or_else(|| invalid("a mapping wraps around"))?;
@@ -427,6 +476,9 @@ impl Mapping {
             HUGETLBFS => (system.f_bsize as u64).max(4096),
             _ => page_size(),
         };
+        if pages.is_some() && page != page_size() {
+            return Err(invalid("huge pages have no pager"));
+        }
         let skip = offset % page;
         let mapped = length
             .checked_add(skip)
@@ -455,7 +507,20 @@ impl Mapping {
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| invalid("a mapping at address 0"))?;
         let address = base.as_ptr() as usize;
-        let node = Node::register(address, mapped as usize, page as usize, owner);
+        let register = |pages| {
+            let range = address..address + mapped as usize;
+            MissingPages::register(range, (offset - skip) / page, pages).map(Box::new)
+        };
+        let missing = match pages.map(register).transpose() {
+            Ok(missing) => missing,
+            Err(error) => {
+                // SAFETY: mapped above, and nobody knows it.
+                unsafe { libc::munmap(base.as_ptr().cast(), mapped as usize) };
+                return Err(error);
+            }
+        };
+        let node =
+            Node::register(address, mapped as usize, page as usize, owner, missing.as_deref());
         Ok(Self {
             base,
             skip: skip as usize,
@@ -463,7 +528,8 @@ impl Mapping {
             mapped: mapped as usize,
             purpose,
             node,
-            _owner: Arc::clone(owner),
+            missing,
+            owner: Arc::clone(owner),
             _reservation: reservation,
         })
     }

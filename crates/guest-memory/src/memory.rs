@@ -152,12 +152,26 @@ impl GuestMemory {
         Self { pager: Some(pager), main: Span::default(), ..self.clone() }
     }
 
-    /// The same memory without a pager.
-    #[must_use]
-    pub fn without_pager(&self) -> Self {
+    /// The same memory without a pager. Regions in which missing pages are registered are mapped
+    /// anew.
+    ///
+    /// # Errors
+    /// When a region cannot be mapped.
+    pub fn without_pager(&self) -> io::Result<Self> {
         let mut without = Self { pager: None, ..self.clone() };
-        without.set_regions(Arc::clone(&self.regions));
-        without
+        let of_region = |region: &Region| {
+            if region.map.is_registered() { region.anew(None) } else { Ok(region.clone()) }
+        };
+        without.set_regions(self.regions.iter().map(of_region).collect::<io::Result<_>>()?);
+        Ok(without)
+    }
+
+    /// The same memory with other regions in the same places, in which every access takes a lease
+    /// from `pager`.
+    pub(crate) fn with_leases(&self, regions: Vec<Region>, pager: Arc<dyn Pager>) -> Self {
+        let mut with = self.with_pager(pager);
+        with.set_regions(regions.into());
+        with
     }
 
     /// A number of the pager; 0 without one.
@@ -242,7 +256,7 @@ impl GuestMemory {
         if length > left {
             return None;
         }
-        let kept = match self.lease(address, length, purpose)? {
+        let kept = match self.lease(GuestAddress(address), length, purpose)? {
             Some(lease) => Kept::lease(lease),
             None => Kept::NOTHING,
         };
@@ -250,9 +264,15 @@ impl GuestMemory {
         Some(unsafe { MemoryAccess::new(place, length as usize, purpose, kept) })
     }
 
-    /// A lease on a range, if there is a pager; `None` if it refuses.
-    #[expect(clippy::option_option, reason = "a memory may be without leases")]
-    fn lease(&self, address: u64, length: u64, purpose: Purpose) -> Option<Option<Lease>> {
+    /// A lease on a range in one region, if there is a pager; `None` if it refuses. Accesses to the
+    /// range succeed as long as it lives.
+    #[inline]
+    pub fn lease(
+        &self,
+        GuestAddress(address): GuestAddress,
+        length: u64,
+        purpose: Purpose,
+    ) -> Option<Option<Lease>> {
         let Some(pager) = &self.pager else { return Some(None) };
         Lease::take(pager, address..address + length, purpose).map(Some)
     }
@@ -274,7 +294,7 @@ impl GuestMemory {
         if length > region.length - offset {
             return None;
         }
-        let lease = self.lease(address, length, purpose)?;
+        let lease = self.lease(GuestAddress(address), length, purpose)?;
         let place = region.place.0.wrapping_add(offset as usize);
         let kept = Kept::new(lease, Some(Arc::clone(&region.map)));
         // SAFETY: the mapping is kept, and the range is within it.
@@ -325,8 +345,12 @@ impl GuestMemory {
     ) -> Option<(*mut u8, u64)> {
         let (place, left) = self.region(address)?;
         let count = length.min(left);
-        if let Some(lease) = self.lease(address, count, purpose)? {
+        if let Some(lease) = self.lease(GuestAddress(address), count, purpose)? {
             buffers.keep(lease);
+            let is_in = |region: &&Region| address.wrapping_sub(region.start) < region.length;
+            if let Some(region) = self.regions.iter().find(is_in) {
+                region.map.make_missing(place, count);
+            }
         }
         Some((place, count))
     }

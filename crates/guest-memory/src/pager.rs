@@ -1,7 +1,25 @@
 //! Who may access a page now.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+
+thread_local! {
+    /// The leases of this thread that were refused because a page was away.
+    static ABSENCES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often this thread was refused an access, other than a look, because its page is away. If the
+/// number changes during an access, the same access may succeed later: the pager knows that the
+/// page is wanted.
+pub fn absences() -> u64 {
+    ABSENCES.get()
+}
+
+/// Counts an access that was refused because its page is away.
+pub(crate) fn note_absence() {
+    ABSENCES.set(ABSENCES.get() + 1);
+}
 
 /// The purpose for which memory is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use crate::mapping::Mapping;
+use crate::mapping::{FilePages, Mapping};
 
 /// An address in this process at which a region is mapped.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +86,14 @@ impl Region {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = File::open(path).map_or_else(|_| Arc::clone(&self.file), Arc::new);
         Self { file, ..self.clone() }
+    }
+
+    /// The same region in a mapping of its own. With `pages`, a touch of a page that is away is an
+    /// error.
+    pub(crate) fn anew(&self, pages: Option<&Arc<dyn FilePages>>) -> io::Result<Self> {
+        let map = self.map.anew(&self.file, self.file_offset, pages)?;
+        let file = (Arc::clone(&self.file), self.file_offset);
+        Ok(Self::new(self.start, self.length, file, map))
     }
 
     /// The parts of the region that the guest has touched, from the address `start` on, in order;

@@ -269,12 +269,17 @@ fn table(found: &[PagerStatus]) -> Table {
 
 /// What the table has no column for.
 fn notes(found: &[PagerStatus]) -> String {
-    let idle = found.iter().filter(|status| !status.shadow.suspended.is_empty());
     let note = |status: &PagerStatus| {
-        let reason = fathom_failure::text::foreign(&status.shadow.suspended);
-        format!("\nprocess {}: no shadow: {reason}", status.process)
+        let shadow = &status.shadow;
+        let (what, reason) = match (&*shadow.suspended, &*shadow.obstacle) {
+            ("", "") => return String::new(),
+            ("", obstacle) => ("no page could leave", obstacle),
+            (reason, _) => ("no shadow", reason),
+        };
+        let reason = fathom_failure::text::foreign(reason);
+        format!("\nprocess {}: {what}: {reason}", status.process)
     };
-    idle.map(note).collect()
+    found.iter().map(note).collect()
 }
 
 /// Is a pager: attaches, serves, detaches.

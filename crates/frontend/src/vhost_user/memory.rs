@@ -42,6 +42,8 @@ pub(super) struct Memory {
     guest: GuestMemory,
     /// The addresses of the regions in the VMM's own process, and in the guest.
     places: Vec<RegionLayout>,
+    /// The leases for the guest's pager, if it has one.
+    leases: Option<Arc<GuestLeases>>,
 }
 
 impl Memory {
@@ -50,24 +52,27 @@ impl Memory {
         &self.guest
     }
 
+    /// The leases that accesses take.
+    pub(super) fn leases(&self) -> Option<&Arc<GuestLeases>> {
+        self.leases.as_ref()
+    }
+
     /// Takes leases for the guest's pager from now on, if it has one; without one, accesses need
-    /// none. Returns the leases.
+    /// none. Returns whether this changes anything.
     ///
     /// # Errors
-    /// When the pager's table cannot be used. The memory then has no leases, which the pager knows.
-    pub(super) fn lease(&mut self) -> io::Result<Option<Arc<GuestLeases>>> {
-        match GuestLeases::find(Path::new(LEASE_FOLDER), &self.guest) {
-            Ok(Some(leases)) => {
-                self.guest = self.guest.with_pager(Arc::clone(&leases) as _);
-                Ok(Some(leases))
-            }
-            found => {
-                if self.guest.pager_identity() != 0 {
-                    self.guest = self.guest.without_pager();
-                }
-                found
-            }
+    /// When the pager's table cannot be used, or the memory not be mapped anew. It stays as it is.
+    pub(super) fn renew_leases(&mut self) -> io::Result<bool> {
+        let folder = Path::new(LEASE_FOLDER);
+        let before = self.leases.as_ref().map(Arc::as_ptr);
+        if let Some((guest, leases)) =
+            GuestLeases::renew(folder, &self.guest, self.leases.as_ref())?
+        {
+            (self.guest, self.leases) = (guest, Some(leases));
+        } else if self.leases.is_some() {
+            (self.guest, self.leases) = (self.guest.without_pager()?, None);
         }
+        Ok(self.leases.as_ref().map(Arc::as_ptr) != before)
     }
 
     /// Whether a region's file has been truncated.

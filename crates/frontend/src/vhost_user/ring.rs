@@ -5,14 +5,20 @@
 //! of the three parts are resolved when the ring starts, and the ring holds their memory.
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use fathom_guest_memory::{GuestAddress, GuestMemory, MemoryAccess, Purpose};
+use fathom_guest_memory::{GuestAddress, GuestMemory, MemoryAccess, Purpose, absences};
 
 use super::chain::Descriptor;
 use super::memory::Memory;
 
 /// The largest ring, in descriptors: QEMU's limit. Virtio allows 32,768 for a split ring.
 pub(super) const RING_SIZE_MAX: u16 = 1024;
+
+/// A guest's pager brings the parts of a new ring in within this time.
+const ABSENT_TIME_MAX: Duration = Duration::from_secs(5);
+const ABSENT_PAUSE: Duration = Duration::from_millis(1);
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`.
 const NO_INTERRUPT: u16 = 1;
@@ -71,6 +77,26 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Opens a ring, whose parts the guest's pager may have to bring in first.
+    pub(super) fn open(
+        memory: &Memory,
+        addresses: RingAddresses,
+        size: u16,
+        event_index: bool,
+        next_available: u16,
+    ) -> Result<Self, RingError> {
+        let begun = Instant::now();
+        loop {
+            let before = absences();
+            let opened = Self::new(memory, addresses, size, event_index, next_available);
+            let is_absent = opened.is_err() && absences() != before;
+            if !is_absent || begun.elapsed() >= ABSENT_TIME_MAX {
+                return opened;
+            }
+            thread::sleep(ABSENT_PAUSE);
+        }
+    }
+
     pub(super) fn new(
         memory: &Memory,
         addresses: RingAddresses,

@@ -31,7 +31,7 @@ use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
 use super::ring_right::RingRight;
 use super::status::Counters;
-use super::worker::WorkerStart;
+use super::worker::{Worker, WorkerStart};
 
 /// The most memory regions of a guest: the protocol library's limit for one table.
 const REGIONS_MAX: usize = 32;
@@ -163,7 +163,7 @@ impl Session {
         if setup.worker.is_some() || setup.kick.is_none() || self.closed {
             return Ok(());
         }
-        let ring = Ring::new(&self.memory, addresses, setup.size, event_index, setup.base)
+        let ring = Ring::open(&self.memory, addresses, setup.size, event_index, setup.base)
             .map_err(|error| ring_refused(index, error))?;
         let inflight = self.inflight.as_ref().and_then(|inflight| inflight.queue(index as u16));
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
@@ -298,28 +298,44 @@ impl Session {
     }
 
     fn replace_memory(&mut self, mut memory: Memory) -> Result<()> {
-        self.find_leases(&mut memory);
-        self.set_memory(memory)
-    }
-
-    fn find_leases(&self, memory: &mut Memory) -> Option<Arc<GuestLeases>> {
-        memory.lease().unwrap_or_else(|error| {
+        if let Err(error) = memory.renew_leases() {
             let (disk, vm) = (self.disk.name(), self.disk.vm());
-            tracing::error!(disk, vm, %error, "no leases for the guest's pager: it does nothing");
-            None
-        })
+            tracing::error!(disk, vm, %error, "no leases for the guest's pager");
+            // A pager that this daemon cannot see does not take it for a holder. Otherwise, what
+            // the pager takes away would be zeroes here.
+            if error.kind() != io::ErrorKind::PermissionDenied {
+                return Err(failed(error));
+            }
+        }
+        self.set_memory(memory)
     }
 
     /// Begins to take leases, or ends it, if the guest's pager has come or gone. Returns when no
     /// request from before is in flight.
     pub(super) fn renew_leases(&mut self) -> Option<Arc<GuestLeases>> {
         let mut memory = self.memory.clone();
-        let leases = self.find_leases(&mut memory);
-        if memory.guest().pager_identity() != self.memory.guest().pager_identity() {
-            // A ring that cannot go on with the same memory has stopped.
-            let _ = self.set_memory(memory);
+        match memory.renew_leases() {
+            Ok(true) => {
+                // A ring that cannot go on with the same memory has stopped.
+                let _ = self.set_memory(memory);
+                self.refresh_observers();
+            }
+            Ok(false) => {}
+            Err(error) => {
+                let (disk, vm) = (self.disk.name(), self.disk.vm());
+                tracing::error!(disk, vm, %error, "no leases for the guest's pager: it does nothing");
+                return None;
+            }
         }
-        leases
+        self.memory.leases().cloned()
+    }
+
+    /// Has layers that only observe drop the memory of before. Those of a queue that is not used
+    /// would keep it.
+    fn refresh_observers(&self) {
+        for worker in self.rings.iter().filter_map(|ring| ring.worker.as_ref()) {
+            worker.update(Due::AtOnce, Worker::refresh_observers);
+        }
     }
 
     fn set_memory(&mut self, memory: Memory) -> Result<()> {

@@ -6,6 +6,7 @@
 //! closure on the ring's thread, between two rounds. So nothing on the request path is shared or
 //! locked.
 
+mod absent;
 mod intake;
 mod stop;
 
@@ -17,9 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::{Clock, Disk, ErrorKind, Mailbox, Operation, Outcome, RequestSource, Stack};
-use fathom_guest_memory::{DirtyLog, GuestAddress, MemoryOwner, Purpose};
+use fathom_guest_memory::{DirtyLog, GuestAddress, Lease, MemoryOwner, Purpose};
 use fathom_reactor::{Event, OperationOwner, OwnerGroup, Reactor};
 
+use self::absent::{AbsentRequests, ReportedFailure};
 use super::chain::Chain;
 use super::event::{self, Call};
 use super::inflight::QueueInflight;
@@ -54,7 +56,6 @@ pub(super) struct WorkerStart {
 }
 
 /// The state of the request at a head while it is in flight.
-#[derive(Clone, Copy)]
 struct Taken {
     /// Requests sent through the stack for it and not yet completed; 0 if the head is free.
     left: u16,
@@ -63,6 +64,14 @@ struct Taken {
     /// The number of bytes written to its data if it succeeds.
     written: u32,
     status: GuestAddress,
+    /// The lease on the status byte of a memory with a pager: it has to be there at the end.
+    status_lease: Option<Lease>,
+}
+
+impl Taken {
+    /// The state of a free head.
+    const FREE: Self =
+        Self { left: 0, outcome: Ok(()), written: 0, status: GuestAddress(0), status_lease: None };
 }
 
 /// The state of a ring, used only by the ring's thread.
@@ -100,6 +109,8 @@ pub(super) struct Worker {
     positions: Vec<Option<u16>>,
     /// Heads of requests that were taken back from the disk's layers, to be carried out again.
     deferred: Vec<u16>,
+    /// Requests that wait for pages that the guest's pager has taken away.
+    absent: AbsentRequests,
     /// Until when a stop waits for requests that cannot be given back otherwise, in nanoseconds.
     finish_ns: Option<u64>,
     /// Whether the ring's contents were invalid: no more requests are taken from it.
@@ -124,10 +135,9 @@ impl Worker {
         let owner = reactor.register();
         let stack = start.disk.open_queue(reactor, Clock::System)?;
         reactor.watch_always(owner, TOKEN_KICK, start.kick.as_fd());
-        let free = Taken { left: 0, outcome: Ok(()), written: 0, status: GuestAddress(0) };
         let size = usize::from(start.ring.size());
         let mut worker = Self {
-            taken: vec![free; size],
+            taken: std::iter::repeat_with(|| Taken::FREE).take(size).collect(),
             memory_owner: start.memory_owner,
             ring: start.ring,
             call: start.call,
@@ -150,6 +160,7 @@ impl Worker {
             draining: false,
             positions: vec![None; size],
             deferred: Vec::new(),
+            absent: AbsentRequests::default(),
             finish_ns: None,
             broken: None,
             heads: Vec::with_capacity(BATCH),
@@ -217,19 +228,11 @@ impl Worker {
             vm = self.disk.vm(),
             "a request fails after {repeats} repetitions without a completion"
         );
-        let status = if repeats == REPEATS_MAX && self.chain.read(&self.ring, head).is_ok() {
-            request::cut_status(self.ring.memory(), &mut self.chain).ok()
-        } else {
-            // The last attempt to set the status has not succeeded.
-            None
-        };
-        let Some(status) = status else {
+        // If the last attempt to set the status has not succeeded, it is not made again.
+        if repeats > REPEATS_MAX || self.report_failure(head) == ReportedFailure::NoStatus {
             self.return_head(head, 0);
-            return self.publish();
-        };
-        let outcome = Ok(());
-        self.taken[usize::from(head)] = Taken { left: 1, outcome, written: 0, status };
-        self.finish(head, Err(ErrorKind::Io));
+            self.publish();
+        }
     }
 
     /// Warns the operator of a misbehaving guest, once for each connection. Every refusal is
@@ -289,6 +292,8 @@ impl Worker {
             return;
         }
         let Taken { outcome, written, status, .. } = *taken;
+        // Until the end of this function, the byte is there.
+        let _status_lease = taken.status_lease.take();
         if outcome == withdrawn {
             return self.deferred.push(head);
         }
@@ -344,6 +349,11 @@ impl Worker {
         }
     }
 
+    /// Has layers that only observe drop what they have of the guest's memory of before.
+    pub(super) fn refresh_observers(&mut self) {
+        self.stack.refresh_observers();
+    }
+
     /// Interrupts the guest.
     pub(super) fn interrupt(&mut self) {
         if let Some(call) = &mut self.call {
@@ -370,7 +380,10 @@ impl RequestSource for Worker {
         if !self.is_serving() {
             return false;
         }
-        if !self.deferred.is_empty() {
+        if self.is_absent_due() {
+            self.repeat_absent(reactor);
+            self.heads.clear();
+        } else if !self.deferred.is_empty() {
             if self.careful && self.stack.in_flight() > 0 {
                 return false;
             }
@@ -402,7 +415,8 @@ impl RequestSource for Worker {
         }
         for index in 0..self.heads.len() {
             let head = self.heads[index];
-            if self.taken[usize::from(head)].left > 0 || self.deferred.contains(&head) {
+            if self.taken[usize::from(head)].left > 0 || self.put_aside().any(|other| other == head)
+            {
                 // Two requests would share its entry and its memory.
                 self.break_ring("a request that is available twice");
                 break;
@@ -452,7 +466,8 @@ impl RequestSource for Worker {
                 return now_ns;
             }
         }
-        self.detector.deadline_ns().min(self.finish_ns.unwrap_or(u64::MAX))
+        let finish_ns = self.finish_ns.unwrap_or(u64::MAX);
+        self.detector.deadline_ns().min(finish_ns).min(self.absent.due_ns())
     }
 
     fn arm(&mut self, _: &mut Reactor) -> bool {

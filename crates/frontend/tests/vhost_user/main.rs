@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "test code")]
 
+mod absent;
 mod client;
 mod fuzz;
 #[path = "../common/hanging.rs"]

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::mapping::{FilePages, Mapping};
 use crate::memory::GuestMemory;
-use crate::pager::{Pager, Purpose};
+use crate::pager::{Pager, Purpose, note_absence};
 use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
+use super::word::{PageState, PageWord};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -64,17 +66,33 @@ impl Place {
             // A lease that the pager does not see is none.
             return false;
         }
-        let leased = self.table.change(page, |word| word.lease(self.holder, purpose));
-        // A look brings nothing in.
-        if leased.is_err() && purpose != Purpose::Look {
-            let wanted = |word: crate::PageWord| Some(word.want()).filter(|next| *next != word);
-            let _ = self.table.change(page, wanted);
+        self.table.change(page, |word| word.lease(self.holder, purpose)).is_ok()
+    }
+
+    /// Asks for the pages of a range that are away. Returns whether there are any.
+    fn want(&self, pages: Range<u64>) -> bool {
+        let mut is_any = false;
+        for page in pages {
+            let wanted = |word: PageWord| Some(word.want()).filter(|next| *next != word);
+            let word = self.table.change(page, wanted).unwrap_or_else(|word| word);
+            is_any |= matches!(word.state(), PageState::Evicted | PageState::Coming);
         }
-        leased.is_ok()
+        is_any && !self.table.is_lost()
     }
 
     fn release(&self, page: u64, purpose: Purpose) {
         let _ = self.table.change(page, |word| Some(word.release(self.holder, purpose)));
+    }
+}
+
+impl FilePages for Place {
+    fn lease_page(&self, page: u64) -> bool {
+        // In the handler of a signal, a second one would end the process.
+        self.table.is_reachable(page) && self.lease(page, Purpose::Write)
+    }
+
+    fn release_page(&self, page: u64) {
+        self.release(page, Purpose::Write);
     }
 }
 
@@ -92,31 +110,119 @@ struct LeasedRegion {
 #[derive(Debug)]
 pub struct GuestLeases {
     regions: Vec<LeasedRegion>,
+    /// Why its mappings are not registered; empty if they are.
+    unregistered: String,
+    /// The mappings without leases that were there before. Who has one may still access it.
+    earlier: Mutex<Vec<Weak<Mapping>>>,
 }
 
 impl GuestLeases {
     /// Those on the pages of `memory`, in the tables of `folder`. `None` if there are no tables:
-    /// the guest has no pager.
+    /// the guest has no pager. The mappings of `memory` stay as they are, so no page may leave.
     ///
     /// # Errors
     /// When a table cannot be used.
     pub fn find(folder: &Path, memory: &GuestMemory) -> io::Result<Option<Arc<Self>>> {
-        let mut regions = Vec::new();
-        for region in memory.regions() {
-            let (device, inode) = region.file_identity();
-            let Some(place) = Place::of(folder, MemoryFile { device, inode })? else { continue };
-            let &Region { start, file_offset: offset, .. } = region;
-            regions.push(LeasedRegion { start, end: region.end(), offset, place });
+        let regions = find(folder, memory)?;
+        let unregistered = "its mappings are not registered".to_owned();
+        let leases = Self { regions, unregistered, earlier: Mutex::default() };
+        Ok((!leases.regions.is_empty()).then(|| Arc::new(leases)))
+    }
+
+    /// The same memory with leases, in mappings of its own, in which a touch of a page that is away
+    /// is an error; and the leases. Those that it has already, `current`, are kept if there is
+    /// nothing new. `None` if there are no tables.
+    ///
+    /// If the kernel does not register the mappings, the memory has leases all the same, and no
+    /// page may leave.
+    ///
+    /// # Errors
+    /// When a table cannot be used.
+    pub fn renew(
+        folder: &Path,
+        memory: &GuestMemory,
+        current: Option<&Arc<Self>>,
+    ) -> io::Result<Option<(GuestMemory, Arc<Self>)>> {
+        let regions = find(folder, memory)?;
+        if regions.is_empty() {
+            return Ok(None);
         }
-        Ok((!regions.is_empty()).then(|| Arc::new(Self { regions })))
+        if let Some(current) = current.filter(|current| current.has_regions(&regions)) {
+            return Ok(Some((memory.clone(), Arc::clone(current))));
+        }
+        let anew = |region: &Region| {
+            let leased = regions.iter().find(|leased| leased.start == region.start);
+            let Some(leased) = leased else { return Ok(region.clone()) };
+            let pages: Arc<dyn FilePages> = Arc::<Place>::clone(&leased.place);
+            region.anew(Some(&pages))
+        };
+        let mapped = memory.regions().iter().map(anew).collect::<io::Result<Vec<Region>>>();
+        let (mapped, unregistered) = match mapped {
+            Ok(mapped) => (mapped, String::new()),
+            Err(error) => (memory.regions().to_vec(), error.to_string()),
+        };
+        let mut earlier = current.map(|current| current.earlier.lock().clone()).unwrap_or_default();
+        earlier.retain(|mapping| mapping.strong_count() > 0);
+        let is_leased = |region: &&Region| regions.iter().any(|one| one.start == region.start);
+        let plain = memory.regions().iter().filter(is_leased).map(|region| &region.map);
+        earlier.extend(plain.filter(|map| !map.is_registered()).map(Arc::downgrade));
+        let leases = Arc::new(Self { regions, unregistered, earlier: Mutex::new(earlier) });
+        if !leases.unregistered.is_empty() {
+            // Another connection may have said it for this process.
+            leases.set_ready_to(false, LeaseTable::is_ready_for_eviction);
+        }
+        let memory = memory.with_leases(mapped, Arc::<Self>::clone(&leases));
+        Ok(Some((memory, leases)))
+    }
+
+    fn has_regions(&self, regions: &[LeasedRegion]) -> bool {
+        let is_same = |(one, other): (&LeasedRegion, &LeasedRegion)| {
+            let of = |region: &LeasedRegion| (region.start, region.end, region.offset);
+            of(one) == of(other) && Arc::ptr_eq(&one.place, &other.place)
+        };
+        self.regions.len() == regions.len() && self.regions.iter().zip(regions).all(is_same)
+    }
+
+    fn set_ready_to(&self, for_eviction: bool, which: impl Fn(&LeaseTable, usize) -> bool) {
+        for LeasedRegion { place, .. } in &self.regions {
+            if which(&place.table, place.holder) {
+                place.table.set_ready(place.holder, for_eviction);
+            }
+        }
     }
 
     /// Says to the pager that all accesses of this process to the guest's memory take leases, and
-    /// none from before is in flight.
+    /// no request from before is in flight.
     pub fn set_ready(&self) {
-        for region in &self.regions {
-            region.place.table.set_ready(region.place.holder);
+        self.set_ready_to(false, |table, holder| !table.is_ready_for_eviction(holder));
+    }
+
+    /// Why no page may leave; `None` if pages may, as far as these leases are concerned.
+    pub fn obstacle(&self) -> Option<String> {
+        if !self.unregistered.is_empty() {
+            let reason = &self.unregistered;
+            return Some(format!("a touch of a page that is away is no error: {reason}"));
         }
+        let is_used = self.earlier.lock().iter().any(|mapping| mapping.strong_count() > 0);
+        is_used.then(|| "accesses from before the leases are not over".to_owned())
+    }
+
+    /// Says to the pager of each table for which `all` leases of this process have no
+    /// [obstacle](Self::obstacle) that pages may leave. Returns the first obstacle.
+    pub fn set_ready_for_eviction(all: &[Arc<Self>]) -> Option<String> {
+        let mut first = None;
+        for leases in all {
+            let shares = |other: &&Arc<Self>| {
+                let mut regions = other.regions.iter();
+                regions
+                    .any(|one| leases.regions.iter().any(|own| Arc::ptr_eq(&own.place, &one.place)))
+            };
+            match all.iter().filter(shares).find_map(|other| other.obstacle()) {
+                None => leases.set_ready_to(true, |_, _| true),
+                obstacle => first = first.or(obstacle),
+            }
+        }
+        first
     }
 
     /// The pages of a range, in their table.
@@ -129,6 +235,18 @@ impl GuestLeases {
     }
 }
 
+/// The regions of `memory` that have a table.
+fn find(folder: &Path, memory: &GuestMemory) -> io::Result<Vec<LeasedRegion>> {
+    let mut regions = Vec::new();
+    for region in memory.regions() {
+        let (device, inode) = region.file_identity();
+        let Some(place) = Place::of(folder, MemoryFile { device, inode })? else { continue };
+        let &Region { start, file_offset: offset, .. } = region;
+        regions.push(LeasedRegion { start, end: region.end(), offset, place });
+    }
+    Ok(regions)
+}
+
 impl Pager for GuestLeases {
     fn lease(&self, range: &Range<u64>, purpose: Purpose) -> bool {
         // A region without a table has no pager.
@@ -137,6 +255,10 @@ impl Pager for GuestLeases {
             if !place.lease(page, purpose) {
                 for leased in pages.start..page {
                     place.release(leased, purpose);
+                }
+                // A look brings nothing in.
+                if purpose != Purpose::Look && place.want(page..pages.end) {
+                    note_absence();
                 }
                 return false;
             }

@@ -18,12 +18,16 @@
 //!   another mapping than the VMM's raise no event.
 //! - A lease on a page that is not there is refused. It is remembered that the page is wanted, but
 //!   for a look.
+//! - A touch without a lease of a page that is away is an error: a holder's mappings are registered
+//!   (`mapping/missing.rs`), and it says *ready for eviction* only when no other mapping is in use.
 //! - Of a holder that has died, reads are given back; pages that it may still be writing, by direct
 //!   I/O in the kernel, stay where they are.
 //!
 //! `model.rs` explores all interleavings of pager, holders, devices and guest, and takes each rule
 //! away once.
 
+#[cfg(test)]
+mod absent_tests;
 mod holder;
 #[cfg(test)]
 mod model;

@@ -35,8 +35,13 @@ const AT_INODE: usize = 3;
 const AT_PAGES: usize = 4;
 /// The process of each holder; 0 for none.
 const AT_HOLDERS: usize = 8;
-/// Whether all accesses of a holder take leases.
+/// How far a holder is: [`LEASES`] or [`EVICTION`].
 const AT_READY: usize = 16;
+/// All accesses of a holder take leases.
+const LEASES: u64 = 1;
+/// The same, and it touches no page that is away: its mappings are registered, and it has no
+/// others.
+const EVICTION: u64 = 2;
 
 /// A file of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -247,9 +252,26 @@ impl LeaseTable {
         self.change_all(|word| word.give_back(holder));
     }
 
-    /// Says that all accesses of a holder take leases.
-    pub(super) fn set_ready(&self, holder: usize) {
-        self.set_number(AT_READY + holder, 1);
+    /// Says that all accesses of a holder take leases, and whether pages may leave.
+    pub(super) fn set_ready(&self, holder: usize, for_eviction: bool) {
+        self.set_number(AT_READY + holder, if for_eviction { EVICTION } else { LEASES });
+    }
+
+    /// Whether the holder has said that pages may leave.
+    pub(super) fn is_ready_for_eviction(&self, holder: usize) -> bool {
+        self.number(AT_READY + holder) >= EVICTION
+    }
+
+    /// Whether the word of a page can be accessed without a signal, by the kernel's account: the
+    /// file of a table may have been truncated.
+    pub(super) fn is_reachable(&self, page: u64) -> bool {
+        let offset = ((HEADER as u64 + page) * 8 & !4095) as usize;
+        if page >= self.pages || offset >= self.map.length() {
+            return false;
+        }
+        let place = self.map.base().wrapping_add(offset);
+        // SAFETY: the page lies in the table's mapping, and is only made accessible.
+        unsafe { libc::madvise(place.cast(), 4096, libc::MADV_POPULATE_WRITE) == 0 }
     }
 }
 
@@ -287,13 +309,26 @@ impl PagerLeases {
     /// # Errors
     /// Those of the table's file.
     pub fn holders(&self) -> io::Result<Vec<u32>> {
+        self.holders_from(LEASES)
+    }
+
+    /// Those of [`holders`](Self::holders) that let pages leave: they have no access from before
+    /// their leases, and a touch of a page that is away is an error.
+    ///
+    /// # Errors
+    /// Those of the table's file.
+    pub fn holders_for_eviction(&self) -> io::Result<Vec<u32>> {
+        self.holders_from(EVICTION)
+    }
+
+    fn holders_from(&self, ready: u64) -> io::Result<Vec<u32>> {
         let mut living = Vec::new();
         for holder in 0..HOLDERS {
             let process = self.table.number(AT_HOLDERS + holder);
             if process != 0 && self.table.lock(holder, libc::F_WRLCK)? {
                 self.table.bury(holder);
                 self.table.lock(holder, libc::F_UNLCK)?;
-            } else if process != 0 && self.table.number(AT_READY + holder) != 0 {
+            } else if process != 0 && self.table.number(AT_READY + holder) >= ready {
                 living.push(process as u32);
             }
         }

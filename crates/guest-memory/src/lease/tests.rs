@@ -71,7 +71,7 @@ fn accesses_are_leases_of_the_pages_of_the_file() {
     drop(ring);
     assert_eq!(memory.u64(0x10_0000), Some(0));
     assert_eq!(leased(), [] as [u64; 0]);
-    assert!(memory.without_pager().window(0x10_0000).u64(0).is_some());
+    assert!(memory.without_pager().unwrap().window(0x10_0000).u64(0).is_some());
 }
 
 #[test]

@@ -296,6 +296,12 @@ fn pages(buffers: &Buffers) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
 }
 
 impl Observer for ClassifyQueue {
+    fn refresh(&mut self) {
+        if self.shared.slot.generation() != self.generation {
+            self.follow();
+        }
+    }
+
     fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         let now_ns = place.round_ns();
         for request in requests {

@@ -307,7 +307,7 @@ struct SwapWatchQueue {
 
 impl SwapWatchQueue {
     /// Follows a change of the guest's memory.
-    fn refresh(&mut self) {
+    fn follow(&mut self) {
         if self.shared.slot.pages_generation() != self.generation {
             if let Some((generation, pages)) = self.shared.slot.try_pages() {
                 (self.generation, self.pages) = (generation, pages);
@@ -420,7 +420,7 @@ impl SwapWatchQueue {
         if self.has_failed {
             return;
         }
-        self.refresh();
+        self.follow();
         let Some(pages) = self.pages.clone() else { return };
         if catch_unwind(AssertUnwindSafe(|| examine(self, &pages))).is_err() {
             self.has_failed = true;
@@ -430,6 +430,10 @@ impl SwapWatchQueue {
 }
 
 impl Observer for SwapWatchQueue {
+    fn refresh(&mut self) {
+        self.follow();
+    }
+
     fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         self.guarded(|queue, pages| {
             queue.note_use(pages, place.round_ns());

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use fathom_block::{ErrorKind, Operation, Request};
-use fathom_guest_memory::Purpose;
+use fathom_guest_memory::{Purpose, absences};
 use fathom_reactor::Reactor;
 
 use super::{Taken, Worker};
@@ -14,15 +14,20 @@ use crate::vhost_user::request::{self, Parsed};
 impl Worker {
     /// Begins one request: passes it from its head to the stack, or completes it immediately.
     pub(super) fn begin(&mut self, head: u16, reactor: &Reactor) {
+        let before = absences();
         if let Err(error) = self.chain.read(&self.ring, head) {
-            return self.refuse(head, error.name());
+            return self.refuse_unless_absent(head, before, error.name());
         }
         let parsed = match request::parse(self.ring.memory(), &mut self.chain) {
             Ok(parsed) => parsed,
-            Err(error) => return self.refuse(head, error.name()),
+            Err(error) => return self.refuse_unless_absent(head, before, error.name()),
+        };
+        let Some(status_lease) = self.ring.memory().lease(parsed.status, 1, Purpose::Write) else {
+            let error = request::RequestError::NoStatus;
+            return self.refuse_unless_absent(head, before, error.name());
         };
         self.taken[usize::from(head)] =
-            Taken { left: 1, outcome: Ok(()), written: 0, status: parsed.status };
+            Taken { left: 1, status: parsed.status, status_lease, ..Taken::FREE };
         match parsed.operation {
             Some(Operation::Read | Operation::Write | Operation::GetId) => {
                 self.transfer(head, &parsed, reactor);
@@ -56,6 +61,7 @@ impl Worker {
             (&self.chain.readable, Purpose::Read)
         };
         let memory = self.ring.memory();
+        let before = absences();
         for piece in pieces {
             let length = u64::from(piece.length);
             // SAFETY: the ring holds the memory; only a command that waits until no request is in
@@ -64,6 +70,9 @@ impl Worker {
                 unsafe { memory.lend(&mut request.buffers, piece.address, length, purpose) };
             if !is_memory {
                 self.stack.recycle(request);
+                if self.wait_for_pages(head, before) {
+                    return;
+                }
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 self.warn(request::RequestError::Data.name());
                 return self.finish(head, Err(ErrorKind::Malformed));
@@ -85,7 +94,12 @@ impl Worker {
     ) {
         let mut segments = std::mem::take(&mut self.segments);
         let memory = self.ring.memory();
+        let before = absences();
         if let Err(error) = request::segments(memory, &mut self.chain, operation, &mut segments) {
+            if self.wait_for_pages(head, before) {
+                self.segments = segments;
+                return;
+            }
             if error != ErrorKind::Unsupported {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 self.warn(request::RequestError::Payload.name());
@@ -119,6 +133,14 @@ impl Worker {
         request.insight.io_priority = parsed.io_priority;
         request.token = u64::from(head);
         self.stack.begin(request, reactor);
+    }
+
+    /// Puts a request aside if a page was away since there were `before` absences; refuses it
+    /// otherwise.
+    fn refuse_unless_absent(&mut self, head: u16, before: u64, what: &str) {
+        if !self.wait_for_pages(head, before) {
+            self.refuse(head, what);
+        }
     }
 
     /// Gives back a request that cannot be parsed.

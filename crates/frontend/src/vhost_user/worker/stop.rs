@@ -15,10 +15,11 @@
 
 use std::cmp::Reverse;
 
-use fathom_block::{ErrorKind, Mail};
+use fathom_block::Mail;
 use fathom_reactor::Reactor;
 
 use super::super::mailbox::Due;
+use super::absent::ReportedFailure;
 use super::{BATCH, Worker};
 
 /// How long a stop waits for requests that cannot be given back.
@@ -69,7 +70,14 @@ impl Worker {
                 let _ = self.stack.run_round(reactor);
                 return true;
             }
-            Some(end_ns) if now_ns < end_ns => return false,
+            Some(end_ns) if now_ns < end_ns => {
+                let is_due = self.is_absent_due();
+                if is_due {
+                    self.repeat_absent(reactor);
+                    let _ = self.stack.run_round(reactor);
+                }
+                return is_due;
+            }
             Some(_) if are_left => {
                 self.fail_unreturnable();
                 return true;
@@ -99,7 +107,7 @@ impl Worker {
 
     /// The number of requests that were taken last and are taken back.
     fn last_deferred(&self) -> u16 {
-        let mut ages: Vec<u16> = self.deferred.iter().filter_map(|head| self.age(*head)).collect();
+        let mut ages: Vec<u16> = self.put_aside().filter_map(|head| self.age(head)).collect();
         ages.sort_unstable();
         ages.iter().zip(1..).take_while(|(age, expected)| *age == expected).count() as u16
     }
@@ -112,13 +120,14 @@ impl Worker {
         }
         let last = self.last_deferred();
         let is_last = |head: u16| self.age(head).is_some_and(|age| age <= last);
-        let deferred = self.deferred.iter().copied().filter(|head| !is_last(*head));
-        deferred.chain(self.recovered.iter().copied()).collect()
+        let aside = self.put_aside().filter(|head| !is_last(*head));
+        aside.chain(self.recovered.iter().copied()).collect()
     }
 
     fn take_unreturnable(&mut self) -> Vec<u16> {
         let heads = self.unreturnable();
         self.deferred.retain(|head| !heads.contains(head));
+        self.forget_absent(&heads);
         self.recovered.clear();
         heads
     }
@@ -132,8 +141,11 @@ impl Worker {
             "requests fail: the ring stops while the disk holds them, and its VMM cannot keep them"
         );
         for head in heads {
-            self.taken[usize::from(head)].outcome = Ok(());
-            self.finish(head, Err(ErrorKind::Io));
+            // Without a status byte, the guest would take what it finds there for the result.
+            if self.report_failure(head) == ReportedFailure::NoStatus {
+                self.return_head(head, 0);
+                self.publish();
+            }
         }
     }
 
@@ -145,7 +157,9 @@ impl Worker {
             return self.ring.next_available();
         }
         let last = self.last_deferred();
-        for head in std::mem::take(&mut self.deferred) {
+        let mut aside = std::mem::take(&mut self.deferred);
+        aside.extend(self.take_absent());
+        for head in aside {
             let is_last = self.age(head).is_some_and(|age| age <= last);
             if let Some(inflight) = self.inflight.as_mut().filter(|_| is_last) {
                 inflight.put_back(head);

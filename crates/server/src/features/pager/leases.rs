@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, LeaseReport};
 use fathom_frontend::vhost_user::LeaseRenewal;
+use fathom_guest_memory::GuestLeases;
 use parking_lot::{Condvar, Mutex};
 
 use crate::daemon::Daemon;
@@ -14,6 +15,11 @@ use crate::daemon::stack::refusal;
 
 /// How long a pager waits for the requests in flight. It asks again.
 const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long accesses from before the leases are waited for: looks of introspection, of which each
+/// is short, and the layers of queues.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+const DRAIN_PAUSE: Duration = Duration::from_millis(10);
 
 /// A renewal of the leases. One runs at a time: it may wait for a disk that does not answer.
 #[derive(Default)]
@@ -25,6 +31,20 @@ pub(super) struct LeaseRenewer {
 struct Renewed {
     is_running: bool,
     leased: u64,
+    obstacle: String,
+}
+
+/// Says to the pagers that pages may leave, as soon as no access from before the leases is left.
+/// Returns why not.
+fn await_drained(leases: &[Arc<GuestLeases>]) -> String {
+    let begun = Instant::now();
+    loop {
+        match GuestLeases::set_ready_for_eviction(leases) {
+            None => return String::new(),
+            Some(obstacle) if begun.elapsed() >= DRAIN_TIME_MAX => return obstacle,
+            Some(_) => thread::sleep(DRAIN_PAUSE),
+        }
+    }
 }
 
 /// Renews the leases of all disks.
@@ -34,7 +54,7 @@ pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
     let mut guard = renewed.lock();
     if guard.is_running {
         // It may have looked before the table was there that is meant now.
-        return Ok(LeaseReport { leased: 0, is_pending: true });
+        return Ok(LeaseReport { is_pending: true, ..LeaseReport::default() });
     }
     let of_disk = |served: &Arc<crate::daemon::Served>| {
         served.live().server.as_ref().map(fathom_frontend::vhost_user::Server::lease_renewal)
@@ -48,8 +68,10 @@ pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
             for leases in &leases {
                 leases.set_ready();
             }
+            let obstacle = await_drained(&leases);
             let mut renewed = state.0.lock();
-            (renewed.is_running, renewed.leased) = (false, leases.len() as u64);
+            *renewed = Renewed { is_running: false, leased: leases.len() as u64, obstacle };
+            drop(renewed);
             state.1.notify_all();
         }
     };
@@ -63,6 +85,8 @@ pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
     guard.is_running = true;
     let deadline = Instant::now() + WAIT_MAX;
     while guard.is_running && !changed.wait_until(&mut guard, deadline).timed_out() {}
-    let is_pending = guard.is_running;
-    Ok(LeaseReport { leased: if is_pending { 0 } else { guard.leased }, is_pending })
+    if guard.is_running {
+        return Ok(LeaseReport { is_pending: true, ..LeaseReport::default() });
+    }
+    Ok(LeaseReport { leased: guard.leased, is_pending: false, obstacle: guard.obstacle.clone() })
 }

@@ -3,8 +3,6 @@
 //! The crate `userfaultfd` needs libclang for a build, and an older `nix`. So the five calls are
 //! here, with the types of `linux-raw-sys`, which `rustix` uses too.
 
-#![expect(unsafe_code, reason = "calls of ioctl, each with the type that its number has")]
-
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -24,17 +22,18 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater};
 
 /// Faults of memory in files (`UFFD_FEATURE_MISSING_SHMEM`).
-pub(crate) const MISSING_SHMEM: u64 = linux_raw_sys::general::UFFD_FEATURE_MISSING_SHMEM as u64;
+pub const MISSING_SHMEM: u64 = linux_raw_sys::general::UFFD_FEATURE_MISSING_SHMEM as u64;
 /// Faults of writes to pages that are protected, in files too (`UFFD_FEATURE_PAGEFAULT_FLAG_WP`,
 /// `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`).
-pub(crate) const PROTECT: u64 = (linux_raw_sys::general::UFFD_FEATURE_PAGEFAULT_FLAG_WP
-    | linux_raw_sys::general::UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
-    as u64;
+pub const PROTECT: u64 = (linux_raw_sys::general::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | linux_raw_sys::general::UFFD_FEATURE_WP_HUGETLBFS_SHMEM) as u64;
 /// A fault is a SIGBUS, or `EFAULT` of a system call (`UFFD_FEATURE_SIGBUS`).
-pub(crate) const SIGBUS: u64 = linux_raw_sys::general::UFFD_FEATURE_SIGBUS as u64;
+pub const SIGBUS: u64 = linux_raw_sys::general::UFFD_FEATURE_SIGBUS as u64;
 /// `USERFAULTFD_IOC_NEW`: makes a userfaultfd of the calling process, by an open
 /// `/dev/userfaultfd`.
-pub(crate) const NEW: u64 = (UFFDIO as u64) << 8;
+pub const NEW: u64 = (UFFDIO as u64) << 8;
+/// `UFFD_USER_MODE_ONLY`.
+const USER_MODE_ONLY: libc::c_int = 1;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 const PROTECTED: u64 = 1;
 /// The bytes of a message (`struct uffd_msg`).
@@ -47,7 +46,7 @@ const NOT_INITIALISED: u64 = 0;
 
 /// What a thread has met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PageFault {
+pub struct PageFault {
     /// The address, in the registered process.
     pub address: u64,
     /// Whether it is a write to a page that is protected, rather than a missing page.
@@ -67,7 +66,7 @@ impl UserFault {
     ///
     /// # Errors
     /// When `file` is something else, or its interface was agreed on without `features`.
-    pub(crate) fn adopt(file: OwnedFd, features: u64) -> io::Result<Self> {
+    pub fn adopt(file: OwnedFd, features: u64) -> io::Result<Self> {
         let mut agreed = agreed_features(file.as_fd())?;
         for features in [features | PROTECT, features] {
             if agreed != NOT_INITIALISED {
@@ -90,12 +89,34 @@ impl UserFault {
     }
 
     /// Whether pages can be protected.
-    pub(crate) fn can_protect(&self) -> bool {
+    pub fn can_protect(&self) -> bool {
         self.can_protect
     }
 
+    /// A userfaultfd of this process for faults of its own code, which needs no right. With
+    /// [`SIGBUS`] among the features, system calls that touch a missing page fail too.
+    ///
+    /// # Errors
+    /// When the kernel has none, or the process may not make one.
+    pub fn of_this_process(features: u64) -> io::Result<Self> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: the argument is a value; the result is a new descriptor, which nothing else owns.
+        let file = unsafe {
+            use std::os::fd::FromRawFd;
+            let made = libc::syscall(libc::SYS_userfaultfd, flags);
+            if made < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(made as i32)
+        };
+        Self::adopt(file, features)
+    }
+
     /// A userfaultfd of this process, by an open `/dev/userfaultfd`.
-    pub(crate) fn own(device: BorrowedFd<'_>, features: u64) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of the device, and as those of [`adopt`](Self::adopt).
+    pub fn own(device: BorrowedFd<'_>, features: u64) -> io::Result<Self> {
         // SAFETY: the argument of USERFAULTFD_IOC_NEW is a value; the result is a new descriptor,
         // which nothing else owns.
         let file = unsafe {
@@ -115,7 +136,7 @@ impl UserFault {
     ///
     /// # Errors
     /// `EBUSY` if another userfaultfd has a part of it.
-    pub(crate) fn register(&self, range: &Range<u64>) -> io::Result<()> {
+    pub fn register(&self, range: &Range<u64>) -> io::Result<()> {
         let protect = if self.can_protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
         let mode = u64::from(UFFDIO_REGISTER_MODE_MISSING | protect);
         let mut request = uffdio_register { range: raw(range), mode, ioctls: 0 };
@@ -127,13 +148,16 @@ impl UserFault {
     ///
     /// # Errors
     /// When nothing, or something else, is mapped there.
-    pub(crate) fn unregister(&self, range: &Range<u64>) -> io::Result<()> {
+    pub fn unregister(&self, range: &Range<u64>) -> io::Result<()> {
         // SAFETY: the type is that of UFFDIO_UNREGISTER. It changes no byte of the memory.
         unsafe { set::<{ UFFDIO_UNREGISTER as Opcode }>(self.as_fd(), raw(range)) }
     }
 
     /// Lets threads that wait for a page of `range` try again.
-    pub(crate) fn wake(&self, range: &Range<u64>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// `EINVAL` if the range is not of whole pages.
+    pub fn wake(&self, range: &Range<u64>) -> io::Result<()> {
         // SAFETY: the type is that of UFFDIO_WAKE. It changes no byte of the memory.
         unsafe { set::<{ UFFDIO_WAKE as Opcode }>(self.as_fd(), raw(range)) }
     }
@@ -144,7 +168,7 @@ impl UserFault {
     /// # Errors
     /// `EAGAIN` if the process changes its mappings at this moment; `ENOENT` if the range is not
     /// registered.
-    pub(crate) fn protect(&self, range: &Range<u64>, is_protected: bool) -> io::Result<()> {
+    pub fn protect(&self, range: &Range<u64>, is_protected: bool) -> io::Result<()> {
         let mode = if is_protected { PROTECTED } else { 0 };
         let mut request = uffdio_writeprotect { range: raw(range), mode };
         // SAFETY: the type is that of UFFDIO_WRITEPROTECT. It changes no byte of the memory.
@@ -157,7 +181,7 @@ impl UserFault {
     /// # Errors
     /// `EEXIST` if the first page is not missing; `ENOENT` if the range is not registered; `ESRCH`
     /// if the process has ended.
-    pub(crate) fn zero(&self, range: &Range<u64>) -> io::Result<u64> {
+    pub fn zero(&self, range: &Range<u64>) -> io::Result<u64> {
         let mut request = uffdio_zeropage { range: raw(range), mode: 0, zeropage: 0 };
         // SAFETY: the type is that of UFFDIO_ZEROPAGE. The kernel changes only pages that do not
         // exist.
@@ -174,7 +198,7 @@ impl UserFault {
     ///
     /// # Errors
     /// Those of the descriptor.
-    pub(crate) fn faults(&self, mut each: impl FnMut(PageFault)) -> io::Result<()> {
+    pub fn faults(&self, mut each: impl FnMut(PageFault)) -> io::Result<()> {
         let mut bytes = [0_u8; MESSAGE_BYTES * MESSAGES_MAX];
         let length = match rustix::io::read(&self.file, &mut bytes) {
             Ok(length) => length,
@@ -202,7 +226,10 @@ impl AsFd for UserFault {
 }
 
 /// An open `/dev/userfaultfd`.
-pub(crate) fn open_device() -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// When there is none, or this user may not open it.
+pub fn open_device() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::open("/dev/userfaultfd", flags, rustix::fs::Mode::empty())?)
 }
