@@ -24,10 +24,13 @@
 //!   I/O in the kernel, stay where they are.
 //!
 //! `model.rs` explores all interleavings of pager, holders, devices and guest, and takes each rule
-//! away once.
+//! away once. `eviction_model.rs` does the same for a page that leaves, with a pager that dies at
+//! each step and what outlives it.
 
 #[cfg(test)]
 mod absent_tests;
+#[cfg(test)]
+mod eviction_model;
 mod holder;
 #[cfg(test)]
 mod model;
