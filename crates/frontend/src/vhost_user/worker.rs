@@ -21,7 +21,7 @@ use fathom_block::{Clock, Disk, ErrorKind, Mailbox, Operation, Outcome, RequestS
 use fathom_guest_memory::{DirtyLog, GuestAddress, Lease, MemoryOwner, Purpose};
 use fathom_reactor::{Event, OperationOwner, OwnerGroup, Reactor};
 
-use self::absent::{AbsentRequests, ReportedFailure};
+use self::absent::AbsentRequests;
 use super::chain::Chain;
 use super::event::{self, Call};
 use super::inflight::QueueInflight;
@@ -228,11 +228,12 @@ impl Worker {
             vm = self.disk.vm(),
             "a request fails after {repeats} repetitions without a completion"
         );
-        // If the last attempt to set the status has not succeeded, it is not made again.
-        if repeats > REPEATS_MAX || self.report_failure(head) == ReportedFailure::NoStatus {
-            self.return_head(head, 0);
-            self.publish();
+        if repeats == REPEATS_MAX {
+            return self.fail(head);
         }
+        // The last attempt to set the status has not succeeded.
+        self.return_head(head, 0);
+        self.publish();
     }
 
     /// Warns the operator of a misbehaving guest, once for each connection. Every refusal is
@@ -467,7 +468,7 @@ impl RequestSource for Worker {
             }
         }
         let finish_ns = self.finish_ns.unwrap_or(u64::MAX);
-        self.detector.deadline_ns().min(finish_ns).min(self.absent.due_ns())
+        self.detector.deadline_ns().min(finish_ns).min(self.absent_deadline_ns())
     }
 
     fn arm(&mut self, _: &mut Reactor) -> bool {

@@ -15,7 +15,7 @@ use fathom_guest_memory::{Purpose, absences};
 use fathom_reactor::Reactor;
 
 use super::super::request;
-use super::{BATCH, Taken, Worker};
+use super::{Taken, Worker};
 
 /// How long a request waits for its pages, in nanoseconds.
 const ABSENT_TIME_NS: u64 = 5_000_000_000;
@@ -47,7 +47,7 @@ pub(super) struct AbsentRequests {
 
 impl AbsentRequests {
     /// When to try again, in nanoseconds; `u64::MAX` if nothing waits.
-    pub fn due_ns(&self) -> u64 {
+    fn due_ns(&self) -> u64 {
         if self.list.is_empty() { u64::MAX } else { self.due_ns }
     }
 }
@@ -91,16 +91,14 @@ impl Worker {
 
     /// Whether requests that wait for pages are to be begun again.
     pub(super) fn is_absent_due(&self) -> bool {
-        // After failures of earlier daemons, each request is carried out alone.
-        let is_alone = !self.careful || self.stack.in_flight() == 0;
-        is_alone && self.absent.due_ns() <= self.stack.now_ns()
+        !self.absent.list.is_empty() && self.absent_deadline_ns() <= self.stack.now_ns()
     }
 
     /// Begins requests again that wait for pages, or has them fail.
     pub(super) fn repeat_absent(&mut self, reactor: &Reactor) {
         let now_ns = self.stack.now_ns();
         let all = std::mem::take(&mut self.absent.list);
-        let count = all.len().min(if self.careful { 1 } else { BATCH });
+        let count = if self.careful { all.len().min(1) } else { all.len() };
         let (now, later) = all.split_at(count);
         self.absent.list.extend(later);
         let mut are_stuck = true;
@@ -108,7 +106,7 @@ impl Worker {
             let is_over = now_ns.saturating_sub(request.since_ns) >= ABSENT_TIME_NS;
             are_stuck &= is_over;
             if is_over {
-                self.fail_absent(*request);
+                self.fail_absent(request.head);
             } else {
                 self.absent.repeated = Some(*request);
                 self.begin(request.head, reactor);
@@ -117,16 +115,11 @@ impl Worker {
         }
         let absent = &mut self.absent;
         absent.pause_ns = absent.pause_ns.saturating_mul(2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
-        // The others of a long list are due at once.
-        let pause_ns = match later.is_empty() {
-            true if are_stuck => PAUSE_STUCK_NS,
-            true => absent.pause_ns,
-            false => PAUSE_MIN_NS,
-        };
+        let pause_ns = if are_stuck { PAUSE_STUCK_NS } else { absent.pause_ns };
         absent.due_ns = now_ns.saturating_add(pause_ns);
     }
 
-    fn fail_absent(&mut self, request: AbsentRequest) {
+    fn fail_absent(&mut self, head: u16) {
         if !std::mem::replace(&mut self.absent.was_reported, true) {
             tracing::error!(
                 disk = self.disk.name(),
@@ -135,17 +128,37 @@ impl Worker {
                  list`"
             );
         }
-        match self.report_failure(request.head) {
+        self.fail(head);
+    }
+
+    /// Has the request of `head` fail, of which only the descriptors are known. As long as this
+    /// cannot be reported, it waits.
+    pub(super) fn fail(&mut self, head: u16) {
+        match self.report_failure(head) {
             ReportedFailure::Reported => {}
             ReportedFailure::NoStatus => {
-                self.return_head(request.head, 0);
+                self.return_head(head, 0);
                 self.publish();
             }
-            ReportedFailure::Absent => self.absent.list.push(request),
+            ReportedFailure::Absent => {
+                if self.absent.list.is_empty() {
+                    self.absent.due_ns = self.stack.now_ns().saturating_add(PAUSE_STUCK_NS);
+                }
+                // Its time is over.
+                self.absent.list.push(AbsentRequest { head, since_ns: 0 });
+            }
         }
     }
 
-    /// Has the request of `head` fail, of which only the descriptors are known.
+    /// When requests that wait for pages are to be begun again, in nanoseconds.
+    pub(super) fn absent_deadline_ns(&self) -> u64 {
+        let is_repeated = self.is_serving() || self.finish_ns.is_some();
+        // After failures of earlier daemons, each request is carried out alone.
+        let is_alone = !self.careful || self.stack.in_flight() == 0;
+        if is_repeated && is_alone { self.absent.due_ns() } else { u64::MAX }
+    }
+
+    /// Reports the failure of a request of which only the descriptors are known.
     pub(super) fn report_failure(&mut self, head: u16) -> ReportedFailure {
         let before = absences();
         let status = self.chain.read(&self.ring, head).ok().and_then(|()| {
