@@ -233,7 +233,8 @@ fn snapshot(day: &mut Day, pool: &str) -> Result<String> {
 fn read_from(image: &Path, path: &str) -> Result<String> {
     let search = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let command = format!("cat {path}");
-    let done = Command::new("debugfs").args(["-R", &command]).arg(image).env("PATH", search).output()?;
+    let done =
+        Command::new("debugfs").args(["-R", &command]).arg(image).env("PATH", search).output()?;
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 

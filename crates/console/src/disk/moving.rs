@@ -110,9 +110,9 @@ fn await_end(
 /// not serve the disk yet.
 fn is_away(error: &ClientError) -> bool {
     match error {
-        ClientError::Unreachable { .. } | ClientError::Broken { .. } | ClientError::Silent { .. } => {
-            true
-        }
+        ClientError::Unreachable { .. }
+        | ClientError::Broken { .. }
+        | ClientError::Silent { .. } => true,
         ClientError::Refused(body) => {
             matches!(body.code, ErrorCode::NotFound | ErrorCode::ShuttingDown)
         }

@@ -335,7 +335,16 @@ fn table(pool: &PoolEntry, style: Style) -> String {
             let kept = volume.guarantee_bytes.map(|bytes| Bytes(bytes).to_string());
             let (kept, none) = (kept.unwrap_or_default(), String::new());
             let frees = frees(pool, volume.name.as_deref(), None);
-            table.row(vec![name.clone(), none.clone(), size, kept, frees, disk, none.clone(), none]);
+            table.row(vec![
+                name.clone(),
+                none.clone(),
+                size,
+                kept,
+                frees,
+                disk,
+                none.clone(),
+                none,
+            ]);
         }
         for snapshot in &volume.snapshots {
             let size = Bytes(snapshot.size_bytes).to_string();
@@ -356,7 +365,8 @@ fn table(pool: &PoolEntry, style: Style) -> String {
 /// ended, or if it did not know of it yet.
 fn frees(pool: &PoolEntry, volume: Option<&str>, snapshot: Option<&str>) -> String {
     let found = pool.reclaim.as_ref().filter(|it| !it.running && it.error.is_none());
-    let of = |it: &&DeletionEntry| it.volume.as_deref() == volume && it.snapshot.as_deref() == snapshot;
+    let of =
+        |it: &&DeletionEntry| it.volume.as_deref() == volume && it.snapshot.as_deref() == snapshot;
     let deletion = found.and_then(|found| found.deletions.iter().find(of));
     deletion.map(|it| Bytes(it.bytes).to_string()).unwrap_or_default()
 }

@@ -248,7 +248,10 @@ fn what_cannot_move_is_refused_and_a_move_that_ends_early_leaves_nothing() {
     client.change_disk("a", &set).unwrap();
     // A volume cannot have a log.
     let body = refuse(&to_volume(&daemon, "x"));
-    assert!(body.message.contains("`wal`") && body.remedy.contains("layer a wal --remove"), "{body:?}");
+    assert!(
+        body.message.contains("`wal`") && body.remedy.contains("layer a wal --remove"),
+        "{body:?}"
+    );
     let remove = DiskChange { remove_layer: Some("wal".into()), ..DiskChange::default() };
     client.change_disk("a", &remove).unwrap();
 

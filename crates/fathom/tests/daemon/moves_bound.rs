@@ -131,7 +131,8 @@ fn a_kill_at_any_instant_of_a_move_loses_neither_data_nor_the_log() {
         });
         known.check(&mut nbd);
         let image = daemon.client().disk("a").unwrap().backend.image;
-        let is_at_target = image.as_deref().is_some_and(|it| request.image.as_deref() == Some(it.as_ref()));
+        let is_at_target =
+            image.as_deref().is_some_and(|it| request.image.as_deref() == Some(it.as_ref()));
         assert!(is_at_target || !was_begun, "round {round}: {image:?}, {:?}", status(&daemon));
         let problems = daemon.client().disk("a").unwrap().problems;
         assert!(problems.is_empty(), "round {round}: {problems:?}");
@@ -157,7 +158,8 @@ fn a_disk_whose_move_ends_early_has_its_log_again() {
     let change = DiskChange { set_layer: Some(wal(&daemon)), ..DiskChange::default() };
     let body = refused(client.change_disk("a", &change));
     assert!(body.message.contains("while it moves"), "{body:?}");
-    let layers = format!("{CONFIGURATION}layers = [{{ kind = \"wal\", log = \"w.log\", size = \"2M\" }}]\n");
+    let layers =
+        format!("{CONFIGURATION}layers = [{{ kind = \"wal\", log = \"w.log\", size = \"2M\" }}]\n");
     std::fs::write(daemon.path("f.toml"), &layers).unwrap();
     let reloaded = client.reload().unwrap();
     assert!(reloaded.refused.iter().any(|it| it.contains("while it moves")), "{reloaded:?}");
@@ -195,7 +197,8 @@ fn a_log_that_cannot_be_set_again_is_a_problem_until_somebody_sets_it() {
     let daemon = Daemon::start_in(prepared(), CONFIGURATION);
     let client = daemon.client();
     std::fs::create_dir(daemon.path("logs")).unwrap();
-    let layer = LayerDefinition::new("wal", json!({ "log": daemon.path("logs/w.log"), "size": "2M" }));
+    let layer =
+        LayerDefinition::new("wal", json!({ "log": daemon.path("logs/w.log"), "size": "2M" }));
     set(&daemon, layer.clone(), false);
     let mut nbd = connect(&daemon);
     nbd.write(0, &[9; 8192]);

@@ -413,7 +413,9 @@ fn it_is_known_what_a_deletion_would_free() {
     let reclaim = entry(&daemon).reclaim.unwrap();
     assert!(reclaim.ended_s >= Some(reclaim.begun_s) && reclaim.error.is_none());
     // The list has what was found.
-    let frees = |it: &DeletionEntry| it.volume.as_deref() == Some("one") && it.snapshot.as_deref() == Some("s");
+    let frees = |it: &DeletionEntry| {
+        it.volume.as_deref() == Some("one") && it.snapshot.as_deref() == Some("s")
+    };
     let bytes = reclaim.deletions.iter().find(|it| frees(it)).unwrap().bytes;
     let list = run(&folder, &["store", "list"]).unwrap();
     let line = list.lines().find(|line| line.starts_with("one ") && line.contains(" s ")).unwrap();

@@ -110,8 +110,8 @@ impl Daemon {
         }
     }
 
-    /// Sets the bound layers of `before` again that a disk lacks. The caller has the right to change
-    /// the disk.
+    /// Sets the bound layers of `before` again that a disk lacks. The caller has the right to
+    /// change the disk.
     pub(super) fn put_back(
         &self,
         served: &Served,
@@ -123,8 +123,7 @@ impl Daemon {
         if !lacks(&live) && !lasting.as_ref().is_some_and(lacks) {
             return Ok(());
         }
-        let put_back =
-            self.edit_bound(served, |layers| *layers = restored(layers, &before.layers));
+        let put_back = self.edit_bound(served, |layers| *layers = restored(layers, &before.layers));
         put_back.map_err(|refused| {
             let (name, bound) = (served.disk.name(), named(&before.layers));
             let message = format!("the disk {name:?} is without its {bound}: {}", refused.message);

@@ -129,7 +129,8 @@ impl Feature for DiskMoves {
         let Some(disk_move) = daemon.part::<Moves>().of(served.disk.name()) else { return };
         let status = disk_move.status();
         let name = served.disk.name();
-        let remedy = format!("{}. `fathom disk move {name} --cancel` forgets the move", status.remedy);
+        let remedy =
+            format!("{}. `fathom disk move {name} --cancel` forgets the move", status.remedy);
         if status.phase == MovePhase::Failed {
             let message = format!("it could not be moved to {}: {}", status.to, status.message);
             found.push(FoundProblem::new(ProblemKind::MoveFailed, message, remedy));

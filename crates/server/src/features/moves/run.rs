@@ -346,8 +346,7 @@ impl Mover {
         self.end_copy(daemon);
         let mut undone = Ok(());
         if self.served.withdrawal().is_none() {
-            let right =
-                if has_right { Ok(None) } else { right_to_end(daemon, &name).map(Some) };
+            let right = if has_right { Ok(None) } else { right_to_end(daemon, &name).map(Some) };
             undone = self.put_back(daemon, right.as_ref().map(drop));
             let removed = right.and_then(|_right| {
                 let definition = self.served.live().definition.clone();
