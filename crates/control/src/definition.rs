@@ -218,9 +218,9 @@ impl Section for DiskDefinition {
         Key::new(
             "when_full",
             "\"fail\"",
-            "the treatment of writes while the image's file system is full: `\"fail\"` gives the \
-             guest an error, `\"wait\"` keeps them until there is room, like `werror=enospc`. \
-             Reads continue",
+            "the treatment of writes while the image's file system, or the pool, is full: \
+             `\"fail\"` gives the guest an error, `\"wait\"` keeps them until there is room, like \
+             `werror=enospc`. Reads continue",
         ),
         Key::new(
             "block_size",

@@ -274,6 +274,12 @@ pub struct BackendStatus {
     pub name: String,
     /// The image, for `file` and for formats that QEMU serves.
     pub image: Option<String>,
+    /// The pool of a disk with a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// The volume in the pool, or VOLUME@SNAPSHOT.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
     /// The files of an image that QEMU serves, the image first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chain: Vec<ChainFile>,
@@ -287,6 +293,17 @@ pub struct BackendStatus {
     /// The store's own figures, which the metrics export too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<LayerFigure>,
+}
+
+impl BackendStatus {
+    /// Where the bytes are, in words, as in the status of a move; `None` for a disk in memory.
+    pub fn place(&self) -> Option<String> {
+        match (&self.image, &self.store, &self.volume) {
+            (Some(image), ..) => Some(image.clone()),
+            (None, Some(store), Some(volume)) => Some(format!("volume {volume} of {store}")),
+            _ => self.server.clone(),
+        }
+    }
 }
 
 /// A file of a chain of images.

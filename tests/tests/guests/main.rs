@@ -8,6 +8,7 @@ mod crash;
 mod databases;
 mod dirty;
 mod filesystems;
+mod first_day;
 mod flush;
 mod freeze;
 mod harness;

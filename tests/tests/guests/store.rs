@@ -26,7 +26,7 @@ pub fn fathom(daemon: &Daemon, words: &[&str]) -> Result<String> {
 }
 
 /// The file system in a raw image is sound after its journal is replayed.
-fn check_exported(image: &Path) -> Result<()> {
+pub fn check_exported(image: &Path) -> Result<()> {
     // Debian installs e2fsck in a folder that is only on root's path.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let replayed = Command::new("e2fsck").args(["-p"]).arg(image).env("PATH", path).output()?;
@@ -180,7 +180,7 @@ fn snapshots_know_which_files_were_written_between_them() -> Result<()> {
 }
 
 /// Runs a client of NBD.
-fn client(words: &[&str]) -> Result<String> {
+pub fn client(words: &[&str]) -> Result<String> {
     // Python's libnbd belongs to the distribution's interpreter.
     let path = format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default());
     let done = Command::new(words[0]).args(&words[1..]).env("PATH", path).output()?;

@@ -197,8 +197,7 @@ fn table(list: &DiskList) -> Table {
     ]);
     for disk in &list.disks {
         let layers: Vec<&str> = disk.layers.iter().map(|layer| layer.name.as_str()).collect();
-        let backend = disk.backend.image.as_ref().or(disk.backend.server.as_ref());
-        let backend = backend.unwrap_or(&disk.backend.name);
+        let backend = disk.backend.place().unwrap_or_else(|| disk.backend.name.clone());
         let socket = disk.frontends.iter().find_map(|frontend| match frontend {
             FrontendStatus::VhostUser(status) => Some(status.socket.clone()),
             FrontendStatus::Nbd(_) => None,
@@ -208,7 +207,7 @@ fn table(list: &DiskList) -> Table {
             disk.vm.clone(),
             Bytes(disk.capacity_bytes).to_string(),
             state(disk),
-            backend.clone(),
+            backend,
             socket.unwrap_or_default(),
             layers.join(" "),
         ]);

@@ -306,11 +306,8 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     }
     let backend = &status.backend;
     let mut below = backend.name.clone();
-    if let Some(image) = &backend.image {
-        below += &format!(" {image}");
-    }
-    if let Some(server) = &backend.server {
-        below += &format!(" {server}");
+    if let Some(place) = backend.place() {
+        below += &format!(" {place}");
     }
     if backend.direct {
         below += ", direct";

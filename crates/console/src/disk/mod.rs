@@ -126,8 +126,9 @@ Examples:
     #[command(after_help = "\
 The disk is copied while its guest works. Then it changes over, which takes some milliseconds, and
 the target lasts like any change. What the disk leaves keeps the content of that instant. The copy
-waits for idle time of the devices; the daemon continues it after a restart. Without a target, the
-command shows how far the move is.
+waits for idle time of the devices; the daemon begins it again after a restart. Without a target, the
+command shows how far the move is. A log, or a cache that outlives the daemon, is taken off the disk
+meanwhile, which writes its changes home, and set again at the end; a volume has none.
 
 Examples:
   fathom disk move root --to /fast/root.img            a new raw image, or a block device
@@ -306,8 +307,8 @@ pub struct AddOptions {
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
-    /// Make writes wait while the image's file system is full, instead of failing
-    #[arg(long, requires = "image")]
+    /// Make writes wait while the image's file system, or the pool, is full, instead of failing
+    #[arg(long)]
     wait_when_full: bool,
     /// Add a layer, for example wal,log=/nvme/logs,size=1G; the uppermost first
     #[arg(long = "layer", value_name = "KIND[,KEY=VALUE…]", value_parser = LayerDefinition::from_flag)]

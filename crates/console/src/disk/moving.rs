@@ -1,9 +1,11 @@
 //! `fathom disk move`: a disk moves to another image or volume while it is used.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fathom_control::{Bytes, Client, MovePhase, MoveRequest, MoveStatus};
+use fathom_control::{
+    Bytes, Client, ClientError, DiskStatus, ErrorCode, MovePhase, MoveRequest, MoveStatus,
+};
 
 use super::{MoveDiskOptions, absolute};
 use crate::failure::{CommandResult, Failure};
@@ -12,13 +14,15 @@ use crate::output::{self, rate};
 
 /// The interval at which a waiting command looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a waiting command does without an answer about the move.
+const ABSENCE_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn run(options: &MoveDiskOptions) -> CommandResult {
     let client = options.control.client();
     if options.cancel {
         return show(&client.cancel_move(&options.name)?, options);
     }
-    if options.to.is_some() || options.store.is_some() {
+    let begun = if options.to.is_some() || options.store.is_some() {
         let request = MoveRequest {
             image: options.to.as_deref().map(absolute),
             key: options.key.clone(),
@@ -29,14 +33,23 @@ pub(super) fn run(options: &MoveDiskOptions) -> CommandResult {
             urgent: options.urgent,
             overwrite: options.overwrite,
         };
-        let begun = client.move_disk(&options.name, &request)?;
-        if !options.wait {
-            return show(&begun, options);
+        let begun = match client.move_disk(&options.name, &request) {
+            // It may have begun all the same.
+            Err(ClientError::Broken { .. } | ClientError::Silent { .. }) if options.wait => None,
+            begun => Some(begun?),
+        };
+        match begun {
+            Some(begun) if !options.wait => return show(&begun, options),
+            begun => begun,
         }
-    } else if !options.wait {
-        return show(&known(&client, &options.name)?, options);
-    }
-    let status = await_end(&client, options)?;
+    } else {
+        let known = known(&client, &options.name)?;
+        if !options.wait {
+            return show(&known, options);
+        }
+        Some(known)
+    };
+    let status = await_end(&client, options, begun)?;
     if status.phase != MovePhase::Moved {
         let message = format!("{} was not moved: {}", status.disk, status.message);
         return Err(Failure::new(message).advise(status.remedy));
@@ -52,17 +65,65 @@ fn known(client: &Client, name: &str) -> CommandResult<MoveStatus> {
     })
 }
 
-/// Waits until the move has ended. A daemon that starts again takes it up.
-fn await_end(client: &Client, options: &MoveDiskOptions) -> CommandResult<MoveStatus> {
-    let mut status = known(client, &options.name)?;
-    let label = format!("{} to {}", status.disk, status.to);
-    let mut progress = Progress::new(label, status.total_bytes).silent(options.format.json);
-    while !status.phase.has_ended() {
-        progress.update(status.total_bytes.saturating_sub(status.left_bytes));
+/// Waits until the move has ended, of which `known` is known. A daemon that starts again takes it
+/// up: while none answers, the command waits for a limited time.
+fn await_end(
+    client: &Client,
+    options: &MoveDiskOptions,
+    mut known: Option<MoveStatus>,
+) -> CommandResult<MoveStatus> {
+    let mut progress: Option<Progress> = None;
+    let mut missed: Option<Instant> = None;
+    loop {
+        if let Some(status) = &known {
+            if status.phase.has_ended() {
+                return Ok(status.clone());
+            }
+            let label = || format!("{} to {}", status.disk, status.to);
+            progress
+                .get_or_insert_with(|| {
+                    Progress::new(label(), status.total_bytes).silent(options.format.json)
+                })
+                .update(status.total_bytes.saturating_sub(status.left_bytes));
+        }
         thread::sleep(LOOK_INTERVAL);
-        status = known(client, &options.name)?;
+        let failure = match client.disk(&options.name) {
+            Ok(disk) => {
+                let before = || moved_before(&disk, known.as_ref()?);
+                if let Some(now) = disk.moving.clone().or_else(before) {
+                    (known, missed) = (Some(now), None);
+                    continue;
+                }
+                Failure::new(format!("the daemon does not move {}", disk.name))
+                    .advise(format!("see `fathom disk info {}`, then move it again", disk.name))
+            }
+            Err(error) if is_away(&error) => Failure::from(error),
+            Err(error) => return Err(error.into()),
+        };
+        if missed.get_or_insert_with(Instant::now).elapsed() > ABSENCE_MAX {
+            return Err(failure);
+        }
     }
-    Ok(status)
+}
+
+/// Whether an error may be that of a daemon that ends or starts again: it does not answer, or does
+/// not serve the disk yet.
+fn is_away(error: &ClientError) -> bool {
+    match error {
+        ClientError::Unreachable { .. }
+        | ClientError::Broken { .. }
+        | ClientError::Silent { .. } => true,
+        ClientError::Refused(body) => {
+            matches!(body.code, ErrorCode::NotFound | ErrorCode::ShuttingDown)
+        }
+        ClientError::Unreadable(_) => false,
+    }
+}
+
+/// The status of a move that had ended before the daemon started again: the disk is at the target.
+fn moved_before(disk: &DiskStatus, known: &MoveStatus) -> Option<MoveStatus> {
+    let moved = || MoveStatus { phase: MovePhase::Moved, left_bytes: 0, ..known.clone() };
+    (disk.backend.place() == Some(known.to.clone())).then(moved)
 }
 
 fn show(status: &MoveStatus, options: &MoveDiskOptions) -> CommandResult {

@@ -112,8 +112,13 @@ pub fn run(options: &DoctorOptions) -> CommandResult<u8> {
     findings.extend(guests::findings(&options.control, &disks));
     let mut paths = options.paths.clone();
     if paths.is_empty() {
-        paths
-            .extend(disks.iter().filter_map(|disk| disk.backend.image.as_ref()).map(PathBuf::from));
+        let of_disk = |disk: &DiskStatus| disk.backend.image.clone().or(disk.backend.store.clone());
+        for path in disks.iter().filter_map(of_disk).map(PathBuf::from) {
+            // Disks in a pool share its file.
+            if !paths.contains(&path) {
+                paths.push(path);
+            }
+        }
     }
     if paths.is_empty() {
         paths.push(".".into());

@@ -15,7 +15,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_control::{Bytes, Client, PoolChange, PoolEntry, ScrubEntry, ScrubPhase};
+use fathom_control::{
+    Bytes, Client, DeletionEntry, PoolChange, PoolEntry, ReclaimEntry, ScrubEntry, ScrubPhase,
+};
 use fathom_store::{Backend, Pool, PoolOptions};
 use serde::Serialize;
 
@@ -309,6 +311,9 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     if let Some(scrub) = &pool.scrub {
         text += &verified(scrub);
     }
+    if let Some(found) = &pool.reclaim {
+        text += &reclaimable_found(found);
+    }
     if let Some(warning) = &pool.warning {
         text += &format!("warning: {}\n", clean(warning));
     }
@@ -317,6 +322,7 @@ fn table(pool: &PoolEntry, style: Style) -> String {
         TableColumn::text("SNAPSHOT").flexible(),
         TableColumn::number("SIZE"),
         TableColumn::number("GUARANTEED").optional(),
+        TableColumn::number("DELETING FREES").optional(),
         TableColumn::text("DISK").flexible().optional(),
         TableColumn::text("TAKEN").optional(),
         TableColumn::text("HELD").flexible().optional(),
@@ -328,20 +334,56 @@ fn table(pool: &PoolEntry, style: Style) -> String {
             let size = Bytes(volume.size_bytes).to_string();
             let kept = volume.guarantee_bytes.map(|bytes| Bytes(bytes).to_string());
             let (kept, none) = (kept.unwrap_or_default(), String::new());
-            table.row(vec![name.clone(), none.clone(), size, kept, disk, none.clone(), none]);
+            let frees = frees(pool, volume.name.as_deref(), None);
+            table.row(vec![
+                name.clone(),
+                none.clone(),
+                size,
+                kept,
+                frees,
+                disk,
+                none.clone(),
+                none,
+            ]);
         }
         for snapshot in &volume.snapshots {
             let size = Bytes(snapshot.size_bytes).to_string();
             let taken = output::instant(snapshot.time_s);
             let held = snapshot.hold.as_deref().map(clean).unwrap_or_default();
+            let frees = frees(pool, volume.name.as_deref(), Some(&snapshot.name));
             let (name, snapshot, none) = (name.clone(), clean(&snapshot.name), String::new());
-            table.row(vec![name, snapshot, size, none.clone(), none, taken, held]);
+            table.row(vec![name, snapshot, size, none.clone(), frees, none, taken, held]);
         }
     }
     if pool.volumes.is_empty() {
         return text + "no volumes: make one with `fathom store new`\n";
     }
     text + &table.render(output::width(), style)
+}
+
+/// What deleting a volume or a snapshot would free, as the last search has found; empty if none has
+/// ended, or if it did not know of it yet.
+fn frees(pool: &PoolEntry, volume: Option<&str>, snapshot: Option<&str>) -> String {
+    let found = pool.reclaim.as_ref().filter(|it| !it.running && it.error.is_none());
+    let of =
+        |it: &&DeletionEntry| it.volume.as_deref() == volume && it.snapshot.as_deref() == snapshot;
+    let deletion = found.and_then(|found| found.deletions.iter().find(of));
+    deletion.map(|it| Bytes(it.bytes).to_string()).unwrap_or_default()
+}
+
+/// A line about the search for what deletions would free.
+fn reclaimable_found(found: &ReclaimEntry) -> String {
+    if found.running {
+        return "looking for what deletions would free\n".into();
+    }
+    match (&found.error, found.ended_s) {
+        (Some(error), _) => format!("what deletions would free is not known: {}\n", clean(error)),
+        (None, Some(ended_s)) => {
+            let at = output::instant(ended_s);
+            format!("what deletions would free, each alone, was found {at}\n")
+        }
+        (None, None) => String::new(),
+    }
 }
 
 /// A line about the verification of a pool.

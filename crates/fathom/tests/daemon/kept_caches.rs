@@ -452,5 +452,5 @@ fn settings_that_do_not_fit_are_refused() {
         ..fathom_control::DiskDefinition::default()
     };
     let refused = client.add_disk(&memory).unwrap_err().to_string();
-    assert!(refused.contains("has no image"), "{refused}");
+    assert!(refused.contains("and the disk has none"), "{refused}");
 }

@@ -40,6 +40,7 @@ mod lost_writes;
 mod metrics;
 mod monitor;
 mod moves;
+mod moves_bound;
 mod nbd;
 mod nbd_calls;
 mod neighbours;

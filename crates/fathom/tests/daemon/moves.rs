@@ -21,31 +21,31 @@ use crate::store::run;
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
-const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+pub const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
     [[disk]]\nname = \"a\"\nimage = \"a.img\"\n";
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
 /// A folder with an image and a pool.
-fn prepared() -> tempfile::TempDir {
+pub fn prepared() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "a.img", SIZE);
     run(folder.path(), &["store", "create", "pool", "256M"]).unwrap();
     folder
 }
 
-fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
+pub fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
     match result {
         Err(ClientError::Refused(body)) => body,
         other => panic!("expected a refusal: {other:?}"),
     }
 }
 
-fn to_image(daemon: &Daemon, name: &str) -> MoveRequest {
+pub fn to_image(daemon: &Daemon, name: &str) -> MoveRequest {
     MoveRequest { image: Some(daemon.path(name)), urgent: true, ..MoveRequest::default() }
 }
 
-fn to_volume(daemon: &Daemon, name: &str) -> MoveRequest {
+pub fn to_volume(daemon: &Daemon, name: &str) -> MoveRequest {
     MoveRequest {
         store: Some(daemon.path("pool")),
         volume: Some(name.into()),
@@ -54,12 +54,12 @@ fn to_volume(daemon: &Daemon, name: &str) -> MoveRequest {
     }
 }
 
-fn status(daemon: &Daemon) -> Option<MoveStatus> {
+pub fn status(daemon: &Daemon) -> Option<MoveStatus> {
     daemon.client().disk("a").unwrap().moving
 }
 
 /// Moves the disk, and waits until it has moved.
-fn moved(daemon: &Daemon, request: &MoveRequest) -> MoveStatus {
+pub fn moved(daemon: &Daemon, request: &MoveRequest) -> MoveStatus {
     daemon.client().move_disk("a", request).unwrap();
     daemon.until("the disk to move", || status(daemon).unwrap().phase.has_ended());
     let status = status(daemon).unwrap();
@@ -70,10 +70,10 @@ fn moved(daemon: &Daemon, request: &MoveRequest) -> MoveStatus {
 /// What a client knows of the disk: for each block the content that is durable for certain, and the
 /// last one that it has sent. Contents of a block only grow.
 #[derive(Clone, Default)]
-struct Known(BTreeMap<u64, (u64, u64)>);
+pub struct Known(BTreeMap<u64, (u64, u64)>);
 
 impl Known {
-    fn check(&self, nbd: &mut Nbd) {
+    pub fn check(&self, nbd: &mut Nbd) {
         for (block, (durable, sent)) in &self.0 {
             let bytes = nbd.read(block * BLOCK, BLOCK as u32);
             let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -86,7 +86,7 @@ impl Known {
     }
 
     /// After a crash, what is there is durable.
-    fn settle(&mut self, nbd: &mut Nbd) {
+    pub fn settle(&mut self, nbd: &mut Nbd) {
         for (block, (durable, sent)) in &mut self.0 {
             let bytes = nbd.read(*block * BLOCK, 8);
             *durable = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -96,7 +96,7 @@ impl Known {
 }
 
 /// Writes and flushes until the daemon has gone or `stop` is set. Returns what it knows.
-fn write_on(mut nbd: Nbd, mut known: Known, seed: u64, stop: &AtomicBool) -> Known {
+pub fn write_on(mut nbd: Nbd, mut known: Known, seed: u64, stop: &AtomicBool) -> Known {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut content = known.0.values().map(|(_, sent)| *sent).max().unwrap_or(0);
     loop {
@@ -123,12 +123,12 @@ fn write_on(mut nbd: Nbd, mut known: Known, seed: u64, stop: &AtomicBool) -> Kno
     }
 }
 
-fn connect(daemon: &Daemon) -> Nbd {
+pub fn connect(daemon: &Daemon) -> Nbd {
     Nbd::connect(&daemon.path("nbd.sock"), "a")
 }
 
 /// The records of moves that have begun and not ended.
-fn has_record(folder: &Path) -> bool {
+pub fn has_record(folder: &Path) -> bool {
     let entries = std::fs::read_dir(records(folder)).unwrap();
     entries.into_iter().any(|entry| entry.unwrap().file_name() == "a.move")
 }
@@ -246,7 +246,12 @@ fn what_cannot_move_is_refused_and_a_move_that_ends_early_leaves_nothing() {
     let log = LayerDefinition::new("wal", json!({ "log": daemon.path("w.log"), "size": "1M" }));
     let set = DiskChange { set_layer: Some(log), ..DiskChange::default() };
     client.change_disk("a", &set).unwrap();
-    assert!(refuse(&to_image(&daemon, "x.img")).message.contains("`wal`"));
+    // A volume cannot have a log.
+    let body = refuse(&to_volume(&daemon, "x"));
+    assert!(
+        body.message.contains("`wal`") && body.remedy.contains("layer a wal --remove"),
+        "{body:?}"
+    );
     let remove = DiskChange { remove_layer: Some("wal".into()), ..DiskChange::default() };
     client.change_disk("a", &remove).unwrap();
 
@@ -303,5 +308,31 @@ fn a_target_that_is_full_ends_the_move_and_not_the_disk() {
     moved(&daemon, &to_volume(&daemon, "v"));
     assert_eq!(nbd.read(0, 8192), [[10; 4096], [9; 4096]].concat());
     daemon.until("the problem to end", || problems().is_empty());
+    daemon.end();
+}
+
+#[test]
+fn a_command_that_waits_does_not_give_up_while_the_daemon_starts_again() {
+    let daemon = Daemon::start_in(prepared(), CONFIGURATION);
+    let mut nbd = connect(&daemon);
+    (0..3).for_each(|part| nbd.write(part << 20, &vec![5; 1 << 20]));
+    drop(nbd);
+    let folder = daemon.path("");
+    let waiting = |words: &[&str]| {
+        let mut command = crate::process::command(&folder);
+        command.args(["disk", "move", "a", "--wait", "--control", "control.sock"]).args(words);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let moving = waiting(&["--store", "pool", "--volume", "v", "--speed", "1"]);
+    daemon.until("the move to begin", || status(&daemon).is_some());
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    // The next daemon begins the copy again, without the limit.
+    let daemon = Daemon::start_in(folder, CONFIGURATION);
+    let done = moving.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(done.status.success() && said.contains("moved to volume v of"), "{said}");
+    assert_eq!(connect(&daemon).read(0, 4096), [5; 4096]);
     daemon.end();
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fathom_control::{Freeze, PoolChange, PoolEntry};
+use fathom_control::{Bytes, DeletionEntry, Freeze, PoolChange, PoolEntry};
 
 use crate::nbd::Nbd;
 use crate::problems::Small;
@@ -412,6 +412,15 @@ fn it_is_known_what_a_deletion_would_free() {
     check(reclaimable(&folder, &["one", "one@*", "two"]), 7);
     let reclaim = entry(&daemon).reclaim.unwrap();
     assert!(reclaim.ended_s >= Some(reclaim.begun_s) && reclaim.error.is_none());
+    // The list has what was found.
+    let frees = |it: &DeletionEntry| {
+        it.volume.as_deref() == Some("one") && it.snapshot.as_deref() == Some("s")
+    };
+    let bytes = reclaim.deletions.iter().find(|it| frees(it)).unwrap().bytes;
+    let list = run(&folder, &["store", "list"]).unwrap();
+    let line = list.lines().find(|line| line.starts_with("one ") && line.contains(" s ")).unwrap();
+    assert!(list.contains("DELETING FREES"), "{list}");
+    assert!(line.contains(&Bytes(bytes).to_string()), "{list}");
     let text = run(&folder, &["store", "reclaimable", "pool", "one@s", "two"]).unwrap();
     assert!(text.contains("together, one@s, two free "), "{text}");
     let refused = run(&folder, &["store", "reclaimable", "pool", "one@none"]).unwrap_err();

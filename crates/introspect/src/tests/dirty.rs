@@ -451,7 +451,7 @@ fn the_error_of_a_sample_is_estimated() {
 fn the_search_for_page_tables_ends_when_its_time_is_over() {
     let guest = SyntheticGuest::new(&Shape::default());
     let mut left = 2;
-    let part = WrittenPages::count(&guest.memory, 1, 0, || {
+    let part = WrittenPages::count(&guest.memory, 1, 0, &mut || {
         left -= 1;
         left > 0
     });
@@ -491,7 +491,7 @@ fn pages_that_were_written_are_found_by_their_content() {
     let part = PageSample::take(&memory, 0, &mut || false).changed(&memory, &mut || true);
     assert_eq!((part.changed, part.examined, part.is_whole), (0, 0, false));
     let mut left = 3;
-    let early = PageSample::take(&memory, 0, || {
+    let early = PageSample::take(&memory, 0, &mut || {
         left -= 1;
         left > 0
     });

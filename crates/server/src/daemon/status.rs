@@ -166,6 +166,8 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
         backend: BackendStatus {
             name: disk.backend().name().into(),
             image: definition.image.as_ref().map(|path| path.display().to_string()),
+            store: definition.store.as_ref().map(|path| path.display().to_string()),
+            volume: definition.volume.clone(),
             chain: Vec::new(),
             server: definition.nbd.clone(),
             direct: definition.direct,

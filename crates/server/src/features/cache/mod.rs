@@ -65,8 +65,11 @@ impl CacheHost for Host<'_> {
 
     fn home(&self, cache: &Path) -> Result<CacheHome, Failure> {
         let Some(image) = &self.definition.image else {
-            let message = "a cache with a `store` outlives the daemon, but the disk has no image";
-            return Err(Failure::new(message).advise("remove `store`, or add an `image`"));
+            let message = "a cache with a `store` belongs to an image, and the disk has none";
+            return Err(Failure::new(message).advise(
+                "give the cache a `size` instead of the `store`: it is in memory then. Or move the \
+                 disk to an image with `fathom disk move`",
+            ));
         };
         if qemu::format(self.definition).is_some() {
             let message = "a cache with a `store` knows only when a raw image was changed";

@@ -2,21 +2,11 @@
 
 use std::path::Path;
 
-use fathom_control::{
-    DiskDefinition, ErrorBody, ErrorCode, ImageFormat, LayerDefinition, MoveRequest,
-};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ImageFormat, MoveRequest};
 
 use super::described;
-use crate::configuration::layers;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
-
-/// Whether a layer has state elsewhere that belongs to the image.
-fn is_bound(layer: &LayerDefinition) -> bool {
-    let store = layer.options.get("store").and_then(serde_json::Value::as_str);
-    let is_kept_cache = layer.kind == "cache" && store.is_some_and(|store| !store.is_empty());
-    layers::has_any_log(layer) || is_kept_cache
-}
 
 /// Refuses a disk that cannot move as it is.
 pub(super) fn check_disk(served: &Served) -> Result<(), ErrorBody> {
@@ -34,17 +24,6 @@ pub(super) fn check_disk(served: &Served) -> Result<(), ErrorBody> {
         return refuse(
             format!("the disk {name:?} is read-only"),
             "copy it: nobody changes it. `fathom store import` and `export`, or `cp`, do that",
-        );
-    }
-    if let Some(layer) = live.layers.iter().find(|layer| is_bound(layer)) {
-        return refuse(
-            format!(
-                "the layer `{}` of the disk {name:?} has state elsewhere that belongs to {}",
-                layer.kind,
-                described(&live)
-            ),
-            "remove the layer, which writes its changes home, then move the disk, then set the \
-             layer again",
         );
     }
     if served.disk.backend().has_lost_writes() {
@@ -102,6 +81,7 @@ pub(super) fn plan(
         None => before.with_store_of(&to),
     };
     refuse_used(daemon, served, &after)?;
+    daemon.check_bound(served, &after)?;
     Ok(after)
 }
 

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::Layer;
-use fathom_control::{DiskStatus, ErrorBody, ErrorCode, MovePhase, ProblemKind, endpoints};
+use fathom_control::{
+    DiskDefinition, DiskStatus, ErrorBody, ErrorCode, MovePhase, ProblemKind, endpoints,
+};
 use fathom_layers::MoveWatch;
 
-use super::{DiskMove, Moves, described, source};
+use super::{DiskMove, Moves, bound, described, source};
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Ending, Feature, Leaving};
 use crate::daemon::http::routes::Routes;
@@ -20,6 +22,23 @@ use crate::daemon::{Daemon, Served};
 
 /// See the module.
 pub(crate) struct DiskMoves;
+
+/// Refuses layers with state elsewhere while a disk moves: what they have would not be copied.
+fn refuse_bound(disk_move: &DiskMove, definition: &DiskDefinition) -> Result<(), ErrorBody> {
+    let bound = bound::named(&definition.layers);
+    if bound.is_empty() {
+        return Ok(());
+    }
+    let name = disk_move.name();
+    Err(refusal(
+        ErrorCode::Conflict,
+        format!(
+            "the disk {name:?} gets no {bound} while it moves to {}",
+            described(&disk_move.noted.after)
+        ),
+        format!("try again when it has moved, or end that with `fathom disk move {name} --cancel`"),
+    ))
+}
 
 impl Feature for DiskMoves {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
@@ -37,6 +56,7 @@ impl Feature for DiskMoves {
         let disk_move = disk.shared.of::<Moves>().of(&disk.definition.name);
         let Some(disk_move) = disk_move.filter(|_| disk.before.is_some()) else { return Ok(()) };
         if disk_move.is_watched.load(Ordering::Acquire) {
+            refuse_bound(&disk_move, disk.definition)?;
             let state = Arc::clone(&disk_move.state);
             disk.fitted.push(Fitted {
                 key: LayerKey::Move,
@@ -108,12 +128,18 @@ impl Feature for DiskMoves {
     fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<FoundProblem>) {
         let Some(disk_move) = daemon.part::<Moves>().of(served.disk.name()) else { return };
         let status = disk_move.status();
+        let name = served.disk.name();
+        let remedy =
+            format!("{}. `fathom disk move {name} --cancel` forgets the move", status.remedy);
         if status.phase == MovePhase::Failed {
             let message = format!("it could not be moved to {}: {}", status.to, status.message);
-            let name = served.disk.name();
-            let remedy =
-                format!("{}. `fathom disk move {name} --cancel` forgets the move", status.remedy);
             found.push(FoundProblem::new(ProblemKind::MoveFailed, message, remedy));
+        } else if disk_move.lacks_layers.load(Ordering::Acquire) {
+            let live = served.live().definition.clone();
+            // Somebody may have set them again.
+            if bound::with_bound(&live, &disk_move.noted.before) != live {
+                found.push(FoundProblem::new(ProblemKind::MoveFailed, status.message, remedy));
+            }
         }
     }
 }

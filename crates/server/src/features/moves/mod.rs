@@ -3,22 +3,26 @@
 //! | step | what a kill leaves |
 //! |---|---|
 //! | the move is recorded, and the target is made and marked as incomplete | the disk at the source. The next start begins the copy again |
+//! | layers with state elsewhere are taken off the disk (`bound`) | the same, with or without them. The next start goes on, and sets them again at the end |
 //! | the copier copies, and the lowest layer notes what guests change (`fathom_layers::MoveWatch`) | the same |
 //! | no queue serves requests: the rest is copied, and the target is durable | the same |
 //! | the target's mark is removed, or its volume gets its name | the same |
 //! | the record of the disk names the target | the disk at the target: nothing has changed there yet |
 //! | the source is marked as left, or its volume gets another name | the same |
 //! | the queues serve requests at the target | the same |
+//! | the layers are set again, and the record of the move is removed | the same. The next start sets them again |
 //!
 //! A failure before the last step takes the steps before it back, and the disk goes on at the
 //! source. A mark that stays when a step fails twice keeps an image from being served, with a
 //! message that says what it is: no copy that is not current is served silently.
 //!
+//! - `bound`: layers that are taken off for the time of the move.
 //! - `check`: which disks can move, and where.
 //! - `target`: the store that a disk is to have; `source`: the one that it leaves.
 //! - `run`: the thread of a move; `rehome`: how the disk changes over.
 //! - `requests`: what operators ask for, and moves that a start finds.
 
+mod bound;
 mod check;
 pub(crate) mod feature;
 mod rehome;
@@ -59,6 +63,8 @@ pub(crate) struct DiskMove {
     /// Whether the disk has the layer that notes changes.
     is_watched: AtomicBool,
     is_cancelled: AtomicBool,
+    /// Whether the disk did not get the layers again that were taken off.
+    lacks_layers: AtomicBool,
     /// Whether the operator does not want to hear of it any more.
     is_forgotten: AtomicBool,
     outcome: Mutex<MoveOutcome>,
@@ -110,6 +116,7 @@ impl DiskMove {
             begun_unix_time_ns: unix_time_ns(),
             is_watched: AtomicBool::new(true),
             is_cancelled: AtomicBool::new(false),
+            lacks_layers: AtomicBool::new(false),
             is_forgotten: AtomicBool::new(false),
             outcome: Mutex::default(),
             ended: Condvar::new(),

@@ -4,20 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_control::{ErrorBody, ErrorCode, MovePhase, MoveRequest, MoveStatus};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, MovePhase, MoveRequest, MoveStatus};
 use fathom_layers::{MoveOptions, MoveState};
 
 use super::run::{Mover, begin_thread};
 use super::target::{Target, TargetOptions};
-use super::{DiskMove, MOVES_MAX, Moves, check, described, source};
+use super::{DiskMove, MOVES_MAX, Moves, bound, check, described, source};
+use crate::daemon::changes::ChangeRight;
 use crate::daemon::lasting::NotedMove;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
 
 /// How long a request waits for the end of a move that it has cancelled.
 const CANCEL_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a move that a start has found waits for the right to change its disk.
+/// How often a move that a start has found asks for the right to change its disk, and the pause
+/// after which it asks again whether the disk's log is home.
 const RESUME_ATTEMPTS: u32 = 60;
+const RESUME_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a move is carried out.
 #[derive(Clone, Copy, Default)]
@@ -99,13 +102,12 @@ impl Daemon {
         let moves = self.part::<Moves>();
         moves.table.lock().insert(name.clone(), Arc::clone(&disk_move));
         let mover = Mover::new(self, Arc::clone(&disk_move), Arc::clone(served), target);
-        let definition = served.live().definition.clone();
-        let begun = self.restack(served, definition).and_then(|()| mover.begin_copy(self));
+        let begun = self.take_off(served).and_then(|()| mover.begin_copy(self));
         if let Err(refused) = begun {
             disk_move.set(MovePhase::Failed, &refused);
-            mover.undo(self, true);
+            let undone = mover.undo(self, true);
             moves.table.lock().remove(&name);
-            return Err(refused);
+            return Err(undone.err().unwrap_or(refused));
         }
         tracing::info!(
             disk = name.as_str(),
@@ -128,6 +130,8 @@ impl Daemon {
             ));
         };
         if disk_move.phase().has_ended() {
+            // One that a start has found and could not go on with is not tried again.
+            self.lasting.forget_move(name);
             disk_move.is_forgotten.store(true, Ordering::Release);
             moves.table.lock().remove(name);
             return Ok(disk_move.status());
@@ -147,52 +151,122 @@ impl Daemon {
     pub(super) fn take_up_move(self: &Arc<Self>, served: &Arc<Served>, noted: NotedMove) {
         let name = served.disk.name().to_owned();
         let live = served.live().definition.clone();
-        if live.has_store_of(&noted.after) {
-            // It has changed over, and perhaps nothing else was done.
-            match source::leave(self, &noted) {
-                Ok(_) => self.lasting.forget_move(&name),
-                Err(error) => tracing::warn!(
-                    disk = name.as_str(),
-                    %error,
-                    "has moved, and {} is not marked as left: do not serve it",
-                    described(&noted.before)
-                ),
-            }
-            return;
-        }
-        if !live.has_store_of(&noted.before) {
+        let is_at_target = live.has_store_of(&noted.after);
+        if !is_at_target && !live.has_store_of(&noted.before) {
             tracing::warn!(disk = name.as_str(), "its move is given up: it has another store");
             return self.lasting.forget_move(&name);
         }
-        let begun = self.resume_move(&name, served, &noted);
-        if let Err(refused) = begun {
-            let disk_move = DiskMove::new(noted, MoveState::new(0, MoveOptions::default()));
-            disk_move.is_watched.store(false, Ordering::Release);
-            disk_move.set(MovePhase::Failed, &refused);
-            self.part::<Moves>().table.lock().insert(name.clone(), disk_move);
+        let before = noted.before.clone();
+        let taken_up = self.right_to_resume(&name, served).and_then(|_right| {
+            let taken_up = if is_at_target {
+                self.end_move(served, noted.clone())
+            } else {
+                self.resume_move(served, &noted)
+            };
+            // A move that does not go on keeps nothing of the disk.
+            taken_up.map_err(|refused| self.put_back(served, &before).err().unwrap_or(refused))
+        });
+        if let Err(refused) = taken_up {
             tracing::error!(disk = name.as_str(), "its move does not go on: {}", refused.message);
+            let disk_move = self.known_move(served, noted);
+            disk_move.lacks_layers.store(true, Ordering::Release);
+            let phase = if is_at_target { MovePhase::Moved } else { MovePhase::Failed };
+            disk_move.set(phase, &lacking(&name, &before, refused));
         }
     }
 
-    fn resume_move(
-        self: &Arc<Self>,
-        name: &str,
-        served: &Arc<Served>,
-        noted: &NotedMove,
-    ) -> Result<(), ErrorBody> {
+    /// A move without a copy, for the status.
+    fn known_move(&self, served: &Served, noted: NotedMove) -> Arc<DiskMove> {
+        let name = noted.before.name.clone();
+        let state = MoveState::new(served.disk.capacity(), MoveOptions::default());
+        let disk_move = DiskMove::new(noted, state);
+        disk_move.is_watched.store(false, Ordering::Release);
+        self.part::<Moves>().table.lock().insert(name, Arc::clone(&disk_move));
+        let mut live = served.live();
+        live.parts = live.parts.without::<Arc<DiskMove>>();
+        live.parts.add(Arc::clone(&disk_move));
+        drop(live);
+        disk_move
+    }
+
+    /// Waits for the right to change a disk whose move an earlier daemon has begun, until it has no
+    /// log that its definition does not have.
+    fn right_to_resume(&self, name: &str, served: &Served) -> Result<ChangeRight<'_>, ErrorBody> {
         let mut attempt = 0;
-        let _change = loop {
+        loop {
             attempt += 1;
             match self.change(name) {
                 Err(refused) if attempt == RESUME_ATTEMPTS || self.is_stopping() => {
                     return Err(refused);
                 }
+                Ok(right) if attempt == RESUME_ATTEMPTS || !self.is_drained(served) => {
+                    return Ok(right);
+                }
+                Ok(right) => {
+                    drop(right);
+                    std::thread::sleep(RESUME_PAUSE);
+                }
                 Err(_) => {}
-                Ok(change) => break change,
+            }
+        }
+    }
+
+    /// The disk has changed over, and perhaps nothing else was done.
+    fn end_move(&self, served: &Served, noted: NotedMove) -> Result<(), ErrorBody> {
+        let (name, before) = (served.disk.name().to_owned(), noted.before.clone());
+        let left = source::leave(self, &noted);
+        self.put_back(served, &before)?;
+        let disk_move = self.known_move(served, noted);
+        let outcome = match left {
+            Ok(left) => {
+                self.lasting.forget_move(&name);
+                has_left(&left)
+            }
+            Err(error) => {
+                let shown = described(&before);
+                let message = format!("{shown} could not be marked as left: {error}");
+                tracing::warn!(disk = name.as_str(), "has moved, and {message}: do not serve it");
+                let remedy = format!("do not serve {shown}: it has only the former content");
+                refusal(ErrorCode::Failed, message, remedy)
             }
         };
-        check::check_disk(served)?;
-        let manner = Manner { is_resumed: true, ..Manner::default() };
-        self.begin_move(served, noted.clone(), manner).map(drop)
+        disk_move.set(MovePhase::Moved, &outcome);
+        Ok(())
     }
+
+    fn resume_move(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        noted: &NotedMove,
+    ) -> Result<(), ErrorBody> {
+        check::check_disk(served)?;
+        // The file may have other layers by now.
+        let live = served.live().definition.clone();
+        let before = bound::with_bound(&live, &noted.before);
+        let after = before.clone().with_store_of(&noted.after);
+        let noted = NotedMove { before, after, is_named: noted.is_named };
+        self.check_bound(served, &noted.after)?;
+        self.lasting.note_move(&noted)?;
+        let manner = Manner { is_resumed: true, ..Manner::default() };
+        self.begin_move(served, noted, manner).map(drop)
+    }
+}
+
+/// A disk did not get the layers again that were taken off for its move.
+pub(super) fn lacking(name: &str, before: &DiskDefinition, refused: ErrorBody) -> ErrorBody {
+    let bound = bound::named(&before.layers);
+    if bound.is_empty() {
+        return refused;
+    }
+    let remedy = format!(
+        "{}; then see that it has {bound}: `fathom disk layer {name}`, `fathom cache attach {name}`",
+        refused.remedy
+    );
+    ErrorBody { remedy, ..refused }
+}
+
+/// What an ended move says of the store that the disk has left.
+pub(super) fn has_left(left: &str) -> ErrorBody {
+    let message = format!("{left} has the content of the instant at which the disk moved");
+    refusal(ErrorCode::Failed, message, "remove it when it is not needed any more")
 }

@@ -12,9 +12,11 @@ use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::{MoveCopier, MovePart, MoveStage};
 use parking_lot::Mutex;
 
+use super::requests::{has_left, lacking};
 use super::target::Target;
-use super::{DiskMove, check, described, nanoseconds, source};
+use super::{DiskMove, bound, check, described, nanoseconds, source};
 use crate::daemon::change_log::Note;
+use crate::daemon::changes::ChangeRight;
 use crate::daemon::lasting::{NotedMove, RecordedChange};
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
@@ -69,7 +71,7 @@ pub(super) fn begin_thread(daemon: &Arc<Daemon>, mover: Mover) -> Result<(), Err
     );
     if let Some(mover) = place.lock().take() {
         mover.disk_move.set(MovePhase::Failed, &refused);
-        mover.undo(daemon, true);
+        mover.undo(daemon, true)?;
     }
     Err(refused)
 }
@@ -275,27 +277,40 @@ impl Mover {
     fn succeed(self, daemon: &Daemon, left: &str) {
         let name = self.disk_move.name().to_owned();
         self.end_copy(daemon);
-        daemon.lasting.forget_move(&name);
+        let right = right_to_end(daemon, &name);
+        let put_back = self.put_back(daemon, right.as_ref().map(drop));
+        drop(right);
+        forget(daemon, &name, &put_back);
         let to = described(&self.noted().after);
         let text = format!("moved from {} to {to}", described(&self.noted().before));
         let definition = self.served.live().definition.clone();
         let note = Note::new(ChangeKind::DiskChanged, Author::Control).of(&definition);
         daemon.note_change(&note.with_text(&text));
         tracing::info!(disk = name.as_str(), "has moved to {to}");
-        let message = format!("{left} has the content of the instant at which the disk moved");
-        let remedy = "remove it when it is not needed any more";
-        self.disk_move.set(MovePhase::Moved, &refusal(ErrorCode::Failed, message, remedy));
+        if let Err(refused) = put_back {
+            tracing::error!(disk = name.as_str(), "{}", refused.message);
+            self.disk_move.lacks_layers.store(true, Ordering::Release);
+            self.disk_move.set(MovePhase::Moved, &lacking(&name, &self.noted().before, refused));
+            return daemon.wake_watch();
+        }
+        self.disk_move.set(MovePhase::Moved, &has_left(left));
     }
 
     /// The disk stays at the source.
     fn fail(self, daemon: &Daemon, phase: MovePhase, refused: &ErrorBody) {
         let disk = self.disk_move.name().to_owned();
         let disk_move = Arc::clone(&self.disk_move);
-        self.undo(daemon, false);
+        let (mut phase, mut refused) = (phase, refused.clone());
+        if let Err(other) = self.undo(daemon, false) {
+            disk_move.lacks_layers.store(true, Ordering::Release);
+            let other = lacking(&disk, &disk_move.noted.before, other);
+            let message = format!("{}; {}", refused.message, other.message);
+            (phase, refused) = (MovePhase::Failed, ErrorBody { message, ..other });
+        }
         if phase == MovePhase::Failed {
             tracing::error!(disk = disk.as_str(), "could not be moved: {}", refused.message);
         }
-        disk_move.set(phase, refused);
+        disk_move.set(phase, &refused);
         daemon.wake_watch();
     }
 
@@ -310,16 +325,33 @@ impl Mover {
         }
     }
 
-    /// Removes the layer and what was made. `has_right` says whether the caller has the right to
-    /// change the disk.
-    pub(super) fn undo(self, daemon: &Daemon, has_right: bool) {
+    /// Sets the layers again that were taken off, with the right to change the disk.
+    fn put_back(&self, daemon: &Daemon, right: Result<(), &ErrorBody>) -> Result<(), ErrorBody> {
+        let before = &self.noted().before;
+        if bound::named(&before.layers).is_empty() {
+            return Ok(());
+        }
+        right.map_err(ErrorBody::clone)?;
+        daemon.put_back(&self.served, before)
+    }
+
+    /// Removes the layer that notes changes and what was made, and sets the layers again that were
+    /// taken off. `has_right` says whether the caller has the right to change the disk.
+    ///
+    /// # Errors
+    /// If the disk lacks layers now.
+    pub(super) fn undo(self, daemon: &Daemon, has_right: bool) -> Result<(), ErrorBody> {
         let name = self.disk_move.name().to_owned();
         self.disk_move.is_watched.store(false, Ordering::Release);
         self.end_copy(daemon);
+        let mut undone = Ok(());
         if self.served.withdrawal().is_none() {
-            let right = if has_right { Ok(None) } else { daemon.change(&name).map(Some) };
-            let definition = self.served.live().definition.clone();
-            let removed = right.and_then(|_right| daemon.restack(&self.served, definition));
+            let right = if has_right { Ok(None) } else { right_to_end(daemon, &name).map(Some) };
+            undone = self.put_back(daemon, right.as_ref().map(drop));
+            let removed = right.and_then(|_right| {
+                let definition = self.served.live().definition.clone();
+                daemon.restack(&self.served, definition)
+            });
             if let Err(refused) = removed {
                 let reason = refused.message;
                 tracing::warn!(disk = name.as_str(), "keeps the layer of its move: {reason}");
@@ -328,9 +360,29 @@ impl Mover {
         let Self { target, disk_move, .. } = self;
         let pool = disk_move.noted.after.store.clone();
         target.discard();
-        daemon.lasting.forget_move(&name);
+        forget(daemon, &name, &undone);
         if let Some(pool) = pool {
             daemon.part::<Pools>().leave(&pool);
         }
+        undone
+    }
+}
+
+/// Waits for the right to change a disk whose move ends, longer than other changes do.
+fn right_to_end<'d>(daemon: &'d Daemon, name: &str) -> Result<ChangeRight<'d>, ErrorBody> {
+    for _ in 1..ATTEMPTS_MAX {
+        match daemon.change(name) {
+            Err(refused) if refused.code == ErrorCode::Conflict => {}
+            right => return right,
+        }
+    }
+    daemon.change(name)
+}
+
+/// Removes the record of a move, unless the next start has to set layers again because this daemon
+/// ends.
+fn forget(daemon: &Daemon, name: &str, put_back: &Result<(), ErrorBody>) {
+    if put_back.is_ok() || !daemon.is_stopping() {
+        daemon.lasting.forget_move(name);
     }
 }
