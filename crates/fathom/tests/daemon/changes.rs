@@ -288,8 +288,12 @@ fn a_client_can_wait_for_events() {
     assert_eq!(list.events[0].disk.as_deref(), Some("m"));
     assert_eq!(list.events[0].message, "added");
     assert_eq!(list.lost, 0);
-    // Who has added it is known a moment later.
-    let next = client.events(list.last, Duration::from_secs(20)).unwrap();
+    // Who has added it is known a moment later, perhaps in the same answer.
+    let mut next = list;
+    next.events.remove(0);
+    if next.events.is_empty() {
+        next = client.events(next.last, Duration::from_secs(20)).unwrap();
+    }
     assert_eq!(next.events[0].message.split(" user_id").next(), Some("audit: POST /v1/disks"));
     assert_eq!(client.events(next.last, Duration::from_millis(20)).unwrap().events, []);
     daemon.end();
