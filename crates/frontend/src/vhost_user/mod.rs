@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use fathom_block::Disk;
 use fathom_guest_memory::{
-    GuestAddress, GuestLeases, GuestMemory, LossCause, MappingBudget, MemoryOwner,
+    GuestAddress, GuestLeases, GuestMemory, LossCause, MappingBudget, MemoryFile, MemoryOwner,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
@@ -332,15 +332,26 @@ impl Server {
     }
 }
 
+/// A connection some of whose accesses take no leases, although its guest may have a pager.
+#[derive(Debug)]
+pub struct NotLeased {
+    /// The files of the guest's memory.
+    pub files: Vec<MemoryFile>,
+    /// Why there are none.
+    pub reason: String,
+}
+
 /// The connections of a disk, whose leases are to be renewed.
 pub struct LeaseRenewal {
     sessions: Vec<Arc<SessionLock>>,
 }
 
 impl LeaseRenewal {
-    /// Renews them. Returns the leases that are taken from now on.
-    pub fn run(self) -> Vec<Arc<GuestLeases>> {
-        self.sessions.iter().filter_map(|session| lock(session).renew_leases()).collect()
+    /// Renews them. Returns the leases that are taken from now on, and the connections that take
+    /// none although their guest may have a pager.
+    pub fn run(self) -> Vec<std::result::Result<Arc<GuestLeases>, NotLeased>> {
+        let renew = |session: &Arc<SessionLock>| lock(session).renew_leases().transpose();
+        self.sessions.iter().filter_map(renew).collect()
     }
 }
 

@@ -1,5 +1,7 @@
 //! One connection of a VMM: the vhost-user messages, and the rings that they set up.
 
+mod leases;
+
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -7,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fathom_block::Disk;
-use fathom_guest_memory::{DirtyLog, GuestLeases, MemoryOwner};
+use fathom_guest_memory::{DirtyLog, MemoryOwner};
 use parking_lot::Mutex;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -31,7 +33,7 @@ use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
 use super::ring_right::RingRight;
 use super::status::Counters;
-use super::worker::{Worker, WorkerStart};
+use super::worker::WorkerStart;
 
 /// The most memory regions of a guest: the protocol library's limit for one table.
 const REGIONS_MAX: usize = 32;
@@ -295,47 +297,6 @@ impl Session {
             None => self.stop(index, true),
         }
         Ok(())
-    }
-
-    fn replace_memory(&mut self, mut memory: Memory) -> Result<()> {
-        if let Err(error) = memory.renew_leases() {
-            let (disk, vm) = (self.disk.name(), self.disk.vm());
-            tracing::error!(disk, vm, %error, "no leases for the guest's pager");
-            // A pager that this daemon cannot see does not take it for a holder. Otherwise, what
-            // the pager takes away would be zeroes here.
-            if error.kind() != io::ErrorKind::PermissionDenied {
-                return Err(failed(error));
-            }
-        }
-        self.set_memory(memory)
-    }
-
-    /// Begins to take leases, or ends it, if the guest's pager has come or gone. Returns when no
-    /// request from before is in flight.
-    pub(super) fn renew_leases(&mut self) -> Option<Arc<GuestLeases>> {
-        let mut memory = self.memory.clone();
-        match memory.renew_leases() {
-            Ok(true) => {
-                // A ring that cannot go on with the same memory has stopped.
-                let _ = self.set_memory(memory);
-                self.refresh_observers();
-            }
-            Ok(false) => {}
-            Err(error) => {
-                let (disk, vm) = (self.disk.name(), self.disk.vm());
-                tracing::error!(disk, vm, %error, "no leases for the guest's pager: it does nothing");
-                return None;
-            }
-        }
-        self.memory.leases().cloned()
-    }
-
-    /// Has layers that only observe drop the memory of before. Those of a queue that is not used
-    /// would keep it.
-    fn refresh_observers(&self) {
-        for worker in self.rings.iter().filter_map(|ring| ring.worker.as_ref()) {
-            worker.update(Due::AtOnce, Worker::refresh_observers);
-        }
     }
 
     fn set_memory(&mut self, memory: Memory) -> Result<()> {

@@ -228,7 +228,8 @@ impl Worker {
             vm = self.disk.vm(),
             "a request fails after {repeats} repetitions without a completion"
         );
-        if repeats == REPEATS_MAX {
+        // With a pager, the byte of the status may have been away.
+        if repeats == REPEATS_MAX || self.ring.memory().pager_identity() != 0 {
             return self.fail(head);
         }
         // The last attempt to set the status has not succeeded.
@@ -379,6 +380,9 @@ impl RequestSource for Worker {
 
     fn take(&mut self, reactor: &mut Reactor) -> bool {
         if !self.is_serving() {
+            return false;
+        }
+        if self.is_absent_held() {
             return false;
         }
         if self.is_absent_due() {

@@ -12,6 +12,7 @@ use fathom_guest_memory::{
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
 
 use crate::client::{
     Client, DATA, Descriptor, INDIRECT, MEMORY, NEXT, READ, WRITABLE, WRITE, memfd,
@@ -240,6 +241,26 @@ fn pages_that_nobody_brings_fail_their_request_and_a_status_byte_is_never_missed
     assert_eq!(served.server.status().refused, 0, "nothing was wrong with them");
 }
 
+/// The ring does something else for longer than a request may wait, and its pages come meanwhile.
+#[test]
+fn a_request_whose_pages_have_come_does_not_fail_because_its_time_is_over() {
+    let memory = memfd(MEMORY);
+    let Some(pager) = Pager::start(&memory) else { return };
+    let served = serve();
+    let mut client = Client::connect_with(&served.socket, 1, 0, memory);
+    client.start_queue(0, 0);
+    put(&client, 0, WRITE, 8);
+    client.put(PLACE, &data(1));
+    let away = pager.evict(PLACE);
+    offer(&mut client, 0);
+    assert_eq!(client.wait_for(0, SHORTLY), None);
+    client.frontend.set_vring_enable(0, false).unwrap();
+    pager.bring(away);
+    std::thread::sleep(Duration::from_millis(5200));
+    client.frontend.set_vring_enable(0, true).unwrap();
+    assert_eq!((client.wait(0).0, client.get(STATUS, 1)), (0, vec![0]));
+}
+
 #[test]
 fn a_connection_that_runs_takes_leases_when_a_pager_comes_and_none_when_it_has_gone() {
     let memory = memfd(MEMORY);
@@ -251,6 +272,7 @@ fn a_connection_that_runs_takes_leases_when_a_pager_comes_and_none_when_it_has_g
     assert!(served.server.lease_renewal().run().is_empty());
     let Some(pager) = Pager::start(&memory) else { return };
     let leases = served.server.lease_renewal().run();
+    let leases: Vec<_> = leases.into_iter().map(Result::unwrap).collect();
     assert_eq!(leases.len(), 1);
     leases[0].set_ready();
     assert_eq!(GuestLeases::set_ready_for_eviction(&leases), None, "queue 1 was never used");

@@ -262,3 +262,55 @@ fn a_lost_table_makes_no_page() {
     assert_eq!(ring.bytes::<8>(0), [0; 8]);
     assert!(scene.is_missing(0) && scene.owner.is_lost());
 }
+
+/// A refused access whose page arrives before the holder has asked for it is begun again like any
+/// other: it must not be taken for one to no memory.
+#[test]
+fn a_page_that_arrives_as_it_is_asked_for_was_away() {
+    let scene = Scene::start();
+    let (memory, _leases) = scene.leased();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let table = scene.pager.table();
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                if table.change(5, PageWord::leave).is_ok()
+                    && table.change(5, PageWord::evict).is_ok()
+                {
+                    table.change(5, PageWord::come).unwrap();
+                    table.change(5, PageWord::arrive).unwrap();
+                }
+            }
+        });
+        let mut refused = 0;
+        for _ in 0..300_000 {
+            let before = absences();
+            if memory.access(BASE + 5 * PAGE, 8, Purpose::Read).is_none() {
+                refused += 1;
+                assert!(absences() > before, "refusal {refused} is none of a page that is away");
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        println!("{refused} were refused");
+    });
+    // No memory at all is not away.
+    let before = absences();
+    assert!(memory.access(BASE + PAGES * PAGE, 8, Purpose::Read).is_none());
+    assert_eq!(absences(), before);
+}
+
+#[test]
+fn no_page_may_leave_while_another_connection_has_no_registered_mappings() {
+    let scene = Scene::start();
+    let (_memory, leases) = scene.leased();
+    let all = [leases];
+    let is_ready = || !scene.pager.holders_for_eviction().unwrap_or_default().is_empty();
+    // It comes when the others have been found already.
+    let other = GuestLeases::find(scene.folder.path(), &scene.plain()).unwrap().unwrap();
+    assert!(GuestLeases::set_ready_for_eviction(&all).is_some());
+    assert!(!is_ready());
+    drop(other);
+    assert_eq!(GuestLeases::set_ready_for_eviction(&all), None);
+    assert!(is_ready());
+    assert!(all[0].is_on(&[MemoryFile::of(&scene.file).unwrap()]) && !all[0].is_on(&[]));
+}

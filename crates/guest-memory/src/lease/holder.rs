@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,6 @@ use crate::pager::{Pager, Purpose, note_absence};
 use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
-use super::word::{PageState, PageWord};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -31,6 +31,8 @@ struct Place {
     table: LeaseTable,
     identity: MemoryFile,
     holder: usize,
+    /// The number of leases in this place whose mappings are not registered.
+    unregistered: AtomicUsize,
 }
 
 impl Place {
@@ -56,7 +58,7 @@ impl Place {
                 }
             }
         };
-        let place = Arc::new(Self { table, identity, holder });
+        let place = Arc::new(Self { table, identity, holder, unregistered: AtomicUsize::new(0) });
         places.push(Arc::downgrade(&place));
         Ok(Some(place))
     }
@@ -69,15 +71,14 @@ impl Place {
         self.table.change(page, |word| word.lease(self.holder, purpose)).is_ok()
     }
 
-    /// Asks for the pages of a range that are away. Returns whether there are any.
+    /// Asks for the pages of a range that are away. Returns false if its first page, of which a
+    /// lease was refused, cannot come: what was away then may have arrived meanwhile.
     fn want(&self, pages: Range<u64>) -> bool {
-        let mut is_any = false;
+        let can_come = pages.start < self.table.pages() && !self.table.is_lost();
         for page in pages {
-            let wanted = |word: PageWord| Some(word.want()).filter(|next| *next != word);
-            let word = self.table.change(page, wanted).unwrap_or_else(|word| word);
-            is_any |= matches!(word.state(), PageState::Evicted | PageState::Coming);
+            let _ = self.table.change(page, |word| Some(word.want()).filter(|next| *next != word));
         }
-        is_any && !self.table.is_lost()
+        can_come
     }
 
     fn release(&self, page: u64, purpose: Purpose) {
@@ -99,6 +100,7 @@ impl FilePages for Place {
 /// A region of guest-physical addresses whose pages have words.
 #[derive(Debug)]
 struct LeasedRegion {
+    file: MemoryFile,
     start: u64,
     end: u64,
     /// The offset of its beginning in its file, in bytes.
@@ -125,8 +127,17 @@ impl GuestLeases {
     pub fn find(folder: &Path, memory: &GuestMemory) -> io::Result<Option<Arc<Self>>> {
         let regions = find(folder, memory)?;
         let unregistered = "its mappings are not registered".to_owned();
-        let leases = Self { regions, unregistered, earlier: Mutex::default() };
+        let leases = Self::new(regions, unregistered, Vec::new());
         Ok((!leases.regions.is_empty()).then(|| Arc::new(leases)))
+    }
+
+    fn new(regions: Vec<LeasedRegion>, unregistered: String, earlier: Vec<Weak<Mapping>>) -> Self {
+        if !unregistered.is_empty() {
+            for region in &regions {
+                region.place.unregistered.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        Self { regions, unregistered, earlier: Mutex::new(earlier) }
     }
 
     /// The same memory with leases, in mappings of its own, in which a touch of a page that is away
@@ -166,7 +177,7 @@ impl GuestLeases {
         let is_leased = |region: &&Region| regions.iter().any(|one| one.start == region.start);
         let plain = memory.regions().iter().filter(is_leased).map(|region| &region.map);
         earlier.extend(plain.filter(|map| !map.is_registered()).map(Arc::downgrade));
-        let leases = Arc::new(Self { regions, unregistered, earlier: Mutex::new(earlier) });
+        let leases = Arc::new(Self::new(regions, unregistered, earlier));
         if !leases.unregistered.is_empty() {
             // Another connection may have said it for this process.
             leases.set_ready_to(false, LeaseTable::is_ready_for_eviction);
@@ -218,11 +229,26 @@ impl GuestLeases {
                     .any(|one| leases.regions.iter().any(|own| Arc::ptr_eq(&own.place, &one.place)))
             };
             match all.iter().filter(shares).find_map(|other| other.obstacle()) {
-                None => leases.set_ready_to(true, |_, _| true),
+                None => {
+                    leases.set_ready_to(true, |_, _| true);
+                    // Others may have come since `all` were found.
+                    let is_unregistered = |region: &LeasedRegion| {
+                        region.place.unregistered.load(Ordering::SeqCst) > 0
+                    };
+                    if leases.regions.iter().any(is_unregistered) {
+                        leases.set_ready_to(false, LeaseTable::is_ready_for_eviction);
+                        first.get_or_insert_with(|| "another connection is not ready".to_owned());
+                    }
+                }
                 obstacle => first = first.or(obstacle),
             }
         }
         first
+    }
+
+    /// Whether they are on pages of one of these files.
+    pub fn is_on(&self, files: &[MemoryFile]) -> bool {
+        self.regions.iter().any(|region| files.contains(&region.file))
     }
 
     /// The pages of a range, in their table.
@@ -235,14 +261,25 @@ impl GuestLeases {
     }
 }
 
+impl Drop for GuestLeases {
+    fn drop(&mut self) {
+        if !self.unregistered.is_empty() {
+            for region in &self.regions {
+                region.place.unregistered.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
 /// The regions of `memory` that have a table.
 fn find(folder: &Path, memory: &GuestMemory) -> io::Result<Vec<LeasedRegion>> {
     let mut regions = Vec::new();
     for region in memory.regions() {
         let (device, inode) = region.file_identity();
-        let Some(place) = Place::of(folder, MemoryFile { device, inode })? else { continue };
+        let file = MemoryFile { device, inode };
+        let Some(place) = Place::of(folder, file)? else { continue };
         let &Region { start, file_offset: offset, .. } = region;
-        regions.push(LeasedRegion { start, end: region.end(), offset, place });
+        regions.push(LeasedRegion { file, start, end: region.end(), offset, place });
     }
     Ok(regions)
 }

@@ -1,7 +1,7 @@
 //! The table of words: its file, and both sides of it.
 
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -93,8 +93,13 @@ impl LeaseTable {
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
         let file = match options.open(&path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => {
+                // Without a free descriptor, a file that does not exist is not found either.
+                let found = fs::symlink_metadata(&path).map_err(|error| error.kind());
+                let is_absent =
+                    matches!(found, Err(ErrorKind::NotFound | ErrorKind::NotADirectory));
+                return if is_absent { Ok(None) } else { Err(error) };
+            }
         };
         let words = (file.metadata()?.len() / 8).saturating_sub(HEADER as u64);
         let table = Self::map(file, words.min(PAGES_MAX))?;
@@ -107,7 +112,7 @@ impl LeaseTable {
         let is_valid = expected.iter().all(|(at, value)| table.number(*at) == *value);
         if !is_valid || table.number(AT_PAGES) > table.pages {
             let text = format!("{} is no table of leases of this version", path.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(io::Error::new(ErrorKind::InvalidData, text));
         }
         let pages = table.number(AT_PAGES);
         Ok(Some(Self { pages, ..table }))
@@ -116,7 +121,7 @@ impl LeaseTable {
     /// Makes one, in place of any other.
     fn create(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
         if pages > PAGES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory is too large"));
+            return Err(io::Error::new(ErrorKind::InvalidInput, "the memory is too large"));
         }
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let path = memory.table(folder);

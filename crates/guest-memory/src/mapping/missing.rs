@@ -89,6 +89,7 @@ impl MissingPages {
             }
             break;
         }
+        let is_there = is_there && is_readable(start);
         self.pages.release_page(page);
         is_there
     }
@@ -113,4 +114,17 @@ impl MissingPages {
             }
         }
     }
+}
+
+/// Whether a page that exists can be accessed: it may be in swap and not come in, or be broken. A
+/// touch of such a page would be the same `SIGBUS` again, for ever.
+fn is_readable(start: usize) -> bool {
+    // SAFETY: the page lies in a mapping of this process, and is only made accessible. The call may
+    // be made in a handler of a signal.
+    let result = unsafe {
+        let place = std::ptr::without_provenance_mut(start);
+        libc::madvise(place, PAGE, libc::MADV_POPULATE_READ)
+    };
+    // Kernels before 5.14 do not know the call.
+    result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }

@@ -15,7 +15,7 @@ use fathom_guest_memory::{Purpose, absences};
 use fathom_reactor::Reactor;
 
 use super::super::request;
-use super::{Taken, Worker};
+use super::{BATCH, Taken, Worker};
 
 /// How long a request waits for its pages, in nanoseconds.
 const ABSENT_TIME_NS: u64 = 5_000_000_000;
@@ -31,6 +31,8 @@ struct AbsentRequest {
     head: u16,
     /// When it began to wait, in nanoseconds.
     since_ns: u64,
+    /// Whether it has failed, and its status byte is away.
+    has_failed: bool,
 }
 
 /// The requests of a ring that wait for pages.
@@ -49,6 +51,11 @@ impl AbsentRequests {
     /// When to try again, in nanoseconds; `u64::MAX` if nothing waits.
     fn due_ns(&self) -> u64 {
         if self.list.is_empty() { u64::MAX } else { self.due_ns }
+    }
+
+    /// Whether the request of `head` is the one that was put aside last.
+    fn is_last(&self, head: u16) -> bool {
+        self.list.last().is_some_and(|request| request.head == head)
     }
 }
 
@@ -85,7 +92,11 @@ impl Worker {
             absent.pause_ns = PAUSE_MIN_NS;
             absent.due_ns = now_ns.saturating_add(PAUSE_MIN_NS);
         }
-        absent.list.push(again.unwrap_or(AbsentRequest { head, since_ns: now_ns }));
+        absent.list.push(again.unwrap_or(AbsentRequest {
+            head,
+            since_ns: now_ns,
+            has_failed: false,
+        }));
         true
     }
 
@@ -94,25 +105,41 @@ impl Worker {
         !self.absent.list.is_empty() && self.absent_deadline_ns() <= self.stack.now_ns()
     }
 
+    /// Whether the next request that waits for pages has to be begun alone, and others are in
+    /// flight.
+    pub(super) fn is_absent_held(&self) -> bool {
+        self.careful && self.stack.in_flight() > 0 && self.absent.due_ns() <= self.stack.now_ns()
+    }
+
     /// Begins requests again that wait for pages, or has them fail.
     pub(super) fn repeat_absent(&mut self, reactor: &Reactor) {
         let now_ns = self.stack.now_ns();
         let all = std::mem::take(&mut self.absent.list);
-        let count = if self.careful { all.len().min(1) } else { all.len() };
+        let count = all.len().min(if self.careful { 1 } else { BATCH });
         let (now, later) = all.split_at(count);
         self.absent.list.extend(later);
         let mut are_stuck = true;
         for request in now {
+            if request.has_failed {
+                self.fail(request.head);
+                are_stuck &= self.absent.is_last(request.head);
+                continue;
+            }
+            self.absent.repeated = Some(*request);
+            self.begin(request.head, reactor);
+            self.absent.repeated = None;
+            // Its pages may have come while the ring did something else.
             let is_over = now_ns.saturating_sub(request.since_ns) >= ABSENT_TIME_NS;
-            are_stuck &= is_over;
-            if is_over {
+            if is_over && self.absent.is_last(request.head) {
+                self.absent.list.pop();
                 self.fail_absent(request.head);
             } else {
-                self.absent.repeated = Some(*request);
-                self.begin(request.head, reactor);
-                self.absent.repeated = None;
+                are_stuck = false;
             }
         }
+        are_stuck &= later.is_empty();
+        // The attempts themselves may have taken longer than the pause.
+        let now_ns = self.stack.now_ns();
         let absent = &mut self.absent;
         absent.pause_ns = absent.pause_ns.saturating_mul(2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
         let pause_ns = if are_stuck { PAUSE_STUCK_NS } else { absent.pause_ns };
@@ -144,8 +171,7 @@ impl Worker {
                 if self.absent.list.is_empty() {
                     self.absent.due_ns = self.stack.now_ns().saturating_add(PAUSE_STUCK_NS);
                 }
-                // Its time is over.
-                self.absent.list.push(AbsentRequest { head, since_ns: 0 });
+                self.absent.list.push(AbsentRequest { head, since_ns: 0, has_failed: true });
             }
         }
     }

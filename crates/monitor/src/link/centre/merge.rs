@@ -7,9 +7,10 @@
 //! are dropped. Late changes of a relation count from the watermark on, because the relation would
 //! stay wrong without them.
 //!
-//! If all hosts are behind by more than the patience, the centre waits for none. Time then follows
-//! the connected host that is ahead, as soon as no messages wait. Without this rule, the rows of
-//! the hosts would keep their memory, and a host whose memory is used up would wait for ever.
+//! If all hosts are behind by more than the patience, the centre waits for none. When that has been
+//! so for the patience, time follows the connected host that is ahead, and those within the
+//! patience behind it. Without this rule, the rows of the hosts would keep their memory, and a host
+//! whose memory is used up would wait for ever.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -76,6 +77,8 @@ pub struct Merge {
     patience_ns: i64,
     /// Whether time advances while there is no host to wait for.
     advances_alone: bool,
+    /// Since when there is no host to wait for.
+    unwaited_since_ns: Option<i64>,
     watermark_ns: i64,
     is_stream: Vec<bool>,
     members: BTreeMap<Arc<str>, Member>,
@@ -85,7 +88,14 @@ impl Merge {
     /// Merges inputs. `is_stream` has for each input whether it is a stream.
     pub fn new(patience_ns: i64, is_stream: Vec<bool>) -> Self {
         let members = BTreeMap::new();
-        Self { patience_ns, advances_alone: false, watermark_ns: 0, is_stream, members }
+        Self {
+            patience_ns,
+            advances_alone: false,
+            unwaited_since_ns: None,
+            watermark_ns: 0,
+            is_stream,
+            members,
+        }
     }
 
     /// Makes it a merge for one process of a cluster: without hosts, its watermark stays behind the
@@ -242,38 +252,40 @@ impl Merge {
 
     /// Advances the watermark as far as the hosts allow.
     pub fn advance(&mut self, now_ns: i64) {
-        let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
+        let patience_ns = self.patience_ns;
         let waited = self.members.values().filter(|member| !member.has_left);
         let least = waited.filter_map(|member| member.time_limit_ns(now_ns, patience_ns)).min();
-        let alone = self.advances_alone.then(|| now_ns.saturating_sub(patience_ns));
-        if let Some(least) = least.map(|least| least.min(now_ns)).or(alone) {
-            self.watermark_ns = watermark_ns.max(least);
+        let target = if let Some(least) = least {
+            self.unwaited_since_ns = None;
+            Some(least)
+        } else if self.advances_alone {
+            Some(now_ns.saturating_sub(patience_ns))
+        } else {
+            let since_ns = *self.unwaited_since_ns.get_or_insert(now_ns);
+            // Messages of a moment in which the centre itself did not run may still wait.
+            let is_over = now_ns.saturating_sub(since_ns) >= patience_ns;
+            is_over.then(|| self.time_of_laggards_ns(now_ns)).flatten()
+        };
+        if let Some(target) = target {
+            self.watermark_ns = self.watermark_ns.max(target.min(now_ns));
         }
     }
 
-    /// Advances the watermark while there is no host to wait for, and no message to take in.
-    pub fn advance_idle(&mut self, now_ns: i64) {
+    /// The time that the connected hosts allow if all of them are far behind.
+    fn time_of_laggards_ns(&self, now_ns: i64) -> Option<i64> {
         let patience_ns = self.patience_ns;
-        let waits = |member: &Member| {
-            !member.has_left && member.time_limit_ns(now_ns, patience_ns).is_some()
-        };
-        if self.members.values().any(waits) {
-            return;
-        }
         let connected = || self.members.values().filter(|member| member.connection.is_some());
         let watermarks = || connected().filter_map(|member| member.watermark_ns);
         let first = watermarks().max().map(|first| first.saturating_sub(patience_ns));
         let least = watermarks().filter(|of_host| Some(*of_host) >= first).min();
-        // Rows from after the host's own watermark may have used up its memory.
-        let is_stuck = |member: &Member| {
-            member.pending.front().is_some_and(|(_, lease)| lease.is_waited_for())
-        };
-        let target = least
-            .filter(|least| *least > self.watermark_ns)
-            .or_else(|| connected().any(is_stuck).then(|| now_ns.saturating_sub(patience_ns)));
-        if let Some(target) = target {
-            self.watermark_ns = self.watermark_ns.max(target.min(now_ns));
-        }
+        // Rows from after the host's own watermark may have used up its memory. When the first of
+        // them are over, there is room.
+        let stuck = connected().filter_map(|member| {
+            let (until_ns, lease) = member.pending.front()?;
+            let over_ns = until_ns.saturating_add(1).min(now_ns.saturating_sub(patience_ns));
+            lease.is_waited_for().then_some(over_ns)
+        });
+        least.filter(|least| *least > self.watermark_ns).or(stuck.min())
     }
 
     /// Releases the memory of rows from before `over_ns`.
@@ -462,20 +474,13 @@ mod tests {
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
         case.join("b", 2, false, now);
-        case.merge.advance_idle(now);
-        assert_eq!(
-            case.merge.watermark_ns(),
-            0,
-            "the centre waits for hosts that have just joined"
-        );
         let later = now + 60 * SECOND;
         case.watermark(a, now + 1, later);
-        assert_eq!(case.watermark(b, now + SECOND, later), 0);
-        case.merge.advance_idle(later);
-        assert_eq!(case.merge.watermark_ns(), now + 1);
-        case.watermark(b, now + 5 * SECOND, later);
-        case.merge.advance_idle(later);
-        assert_eq!(case.merge.watermark_ns(), now + 5 * SECOND);
+        // The centre itself may have stood still.
+        assert_eq!(case.watermark(b, now + SECOND, later + SECOND), 0);
+        let later = later + 2 * SECOND;
+        assert_eq!(case.watermark(b, now + SECOND, later), now + 1);
+        assert_eq!(case.watermark(b, now + 5 * SECOND, later), now + 5 * SECOND);
         // A host that is up to date decides alone again.
         assert_eq!(case.watermark(a, later, later), later);
     }
@@ -497,7 +502,6 @@ mod tests {
         while case.budget.taken() == 1000 {
             later += SECOND;
             case.merge.advance(later);
-            case.merge.advance_idle(later);
             case.merge.release(case.merge.watermark_ns());
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

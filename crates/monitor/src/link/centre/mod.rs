@@ -324,16 +324,14 @@ impl Centre {
     ) -> Result<(), QueryError> {
         self.script.begin(sink)?;
         while keep_running(self.reported_ns) {
-            let message = self.wait();
-            let is_idle = message.is_none();
-            if let Some(message) = message {
+            if let Some(message) = self.wait() {
                 self.take(message);
                 for _ in 1..MESSAGES_MAX {
                     let Ok(message) = self.messages.try_recv() else { break };
                     self.take(message);
                 }
             }
-            self.advance(is_idle, sink)?;
+            self.advance(sink)?;
             self.check(sink)?;
             if let Some(loss) = self.engine.loss() {
                 return Err(QueryError::Lost(loss));
@@ -406,14 +404,11 @@ impl Centre {
         }
     }
 
-    /// Advances time, and reports the results. `is_idle`: no message has come.
-    fn advance(&mut self, is_idle: bool, sink: &mut dyn ResultSink) -> Result<(), QueryError> {
+    /// Advances time, and reports the results.
+    fn advance(&mut self, sink: &mut dyn ResultSink) -> Result<(), QueryError> {
         let now_ns = self.shared.clock.now_ns();
         self.expire(now_ns);
         self.merge.advance(now_ns);
-        if is_idle {
-            self.merge.advance_idle(now_ns);
-        }
         let watermark_ns = self.merge.watermark_ns();
         // In a cluster there may be results of other processes' rows.
         if watermark_ns > self.reported_ns || self.shared.options.cluster.is_some() {

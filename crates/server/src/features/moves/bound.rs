@@ -44,7 +44,9 @@ fn restored(now: &[LayerDefinition], before: &[LayerDefinition]) -> Vec<LayerDef
     let mut layers = now.to_vec();
     for (index, layer) in before.iter().enumerate().filter(|(_, layer)| is_bound(layer)) {
         let place = |of: &LayerDefinition| layers.iter().position(|it| it.kind == of.kind);
-        if place(layer).is_none() {
+        // A disk has one log.
+        let is_second = layers::has_any_log(layer) && layers.iter().any(layers::has_any_log);
+        if place(layer).is_none() && !is_second {
             let beneath = before[index + 1..].iter().find_map(place);
             layers.insert(beneath.unwrap_or(layers.len()), layer.clone());
         }
@@ -117,6 +119,11 @@ impl Daemon {
         served: &Served,
         before: &DiskDefinition,
     ) -> Result<(), ErrorBody> {
+        // A disk that was removed, perhaps to be served by others, keeps what it has.
+        let is_served = self.find(served.disk.name()).is_ok_and(|now| std::ptr::eq(&*now, served));
+        if !is_served || served.withdrawal().is_some() {
+            return Ok(());
+        }
         let live = served.live().definition.clone();
         let lasting = self.lasting.of(served.disk.name());
         let lacks = |it: &DiskDefinition| restored(&it.layers, &before.layers) != it.layers;
@@ -186,6 +193,8 @@ mod tests {
         assert_eq!(restored(&["fault"], &["wal", "delay"]), ["fault", "wal"]);
         assert_eq!(restored(&["wal"], &["cache", "wal"]), ["cache", "wal"]);
         assert_eq!(restored(&["limit", "delay"], &["limit", "delay"]), ["limit", "delay"]);
+        // Somebody has set another log in the file.
+        assert_eq!(restored(&["offload"], &["wal", "delay"]), ["offload"]);
     }
 
     #[test]

@@ -55,7 +55,10 @@ impl Daemon {
         }
         check::check_disk(&served)?;
         let after = check::plan(self, &served, request)?;
-        let before = served.live().definition.clone();
+        let live = served.live().definition.clone();
+        // What the end of the last move could not set again is set at the end of this one.
+        let lacking = moves.of(name).filter(|it| it.lacks_layers.load(Ordering::Acquire));
+        let before = lacking.map_or(live.clone(), |it| bound::with_bound(&live, &it.noted.before));
         let noted = NotedMove { before, after, is_named: false };
         let manner = Manner {
             speed: request.speed.map(|speed| speed.0),
@@ -105,9 +108,14 @@ impl Daemon {
         let begun = self.take_off(served).and_then(|()| mover.begin_copy(self));
         if let Err(refused) = begun {
             disk_move.set(MovePhase::Failed, &refused);
-            let undone = mover.undo(self, true);
+            if let Err(undone) = mover.undo(self, true) {
+                let undone = lacking(&name, &disk_move.noted.before, undone);
+                disk_move.lacks_layers.store(true, Ordering::Release);
+                disk_move.set(MovePhase::Failed, &undone);
+                return Err(undone);
+            }
             moves.table.lock().remove(&name);
-            return Err(undone.err().unwrap_or(refused));
+            return Err(refused);
         }
         tracing::info!(
             disk = name.as_str(),
@@ -130,6 +138,15 @@ impl Daemon {
             ));
         };
         if disk_move.phase().has_ended() {
+            // The next move must not begin meanwhile.
+            let _change = self.change(name)?;
+            if moves.of(name).is_none_or(|now| !Arc::ptr_eq(&now, &disk_move)) {
+                return Err(refusal(
+                    ErrorCode::Conflict,
+                    format!("another move of the disk {name:?} has begun"),
+                    format!("see `fathom disk move {name}`"),
+                ));
+            }
             // One that a start has found and could not go on with is not tried again.
             self.lasting.forget_move(name);
             disk_move.is_forgotten.store(true, Ordering::Release);
@@ -157,7 +174,9 @@ impl Daemon {
             return self.lasting.forget_move(&name);
         }
         let before = noted.before.clone();
-        let taken_up = self.right_to_resume(&name, served).and_then(|_right| {
+        // Held until the outcome is known, so that no other move begins meanwhile.
+        let right = self.right_to_resume(&name, served);
+        let taken_up = right.as_ref().map_err(|refused| ErrorBody::clone(refused)).and_then(|_| {
             let taken_up = if is_at_target {
                 self.end_move(served, noted.clone())
             } else {
@@ -167,6 +186,10 @@ impl Daemon {
             taken_up.map_err(|refused| self.put_back(served, &before).err().unwrap_or(refused))
         });
         if let Err(refused) = taken_up {
+            let other = self.part::<Moves>().of(&name);
+            if right.is_err() && other.is_some_and(|it| !it.phase().has_ended()) {
+                return;
+            }
             tracing::error!(disk = name.as_str(), "its move does not go on: {}", refused.message);
             let disk_move = self.known_move(served, noted);
             disk_move.lacks_layers.store(true, Ordering::Release);
@@ -214,8 +237,14 @@ impl Daemon {
     /// The disk has changed over, and perhaps nothing else was done.
     fn end_move(&self, served: &Served, noted: NotedMove) -> Result<(), ErrorBody> {
         let (name, before) = (served.disk.name().to_owned(), noted.before.clone());
-        let left = source::leave(self, &noted);
+        // A record with one store only says that layers are to be set.
+        let is_owed = before.has_store_of(&noted.after);
+        let left = if is_owed { Ok(described(&before)) } else { source::leave(self, &noted) };
         self.put_back(served, &before)?;
+        if is_owed {
+            self.lasting.forget_move(&name);
+            return Ok(());
+        }
         let disk_move = self.known_move(served, noted);
         let outcome = match left {
             Ok(left) => {

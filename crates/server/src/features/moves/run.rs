@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 
 use super::requests::{has_left, lacking};
 use super::target::Target;
-use super::{DiskMove, bound, check, described, nanoseconds, source};
+use super::{DiskMove, Moves, bound, check, described, nanoseconds, source};
 use crate::daemon::change_log::Note;
 use crate::daemon::changes::ChangeRight;
 use crate::daemon::lasting::{NotedMove, RecordedChange};
-use crate::daemon::stack::refusal;
+use crate::daemon::stack::{LayerKey, refusal};
 use crate::daemon::{Daemon, Served};
 use crate::features::background::BackgroundWork;
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
@@ -197,6 +197,14 @@ impl Mover {
         if let Err(refused) = check::check_disk(&self.served) {
             return Attempt::Refused(refused);
         }
+        // Without the layer that notes changes, the copy would lack them.
+        let is_mine = daemon.part::<Moves>().of(name);
+        let is_mine = is_mine.is_some_and(|now| Arc::ptr_eq(&now, &self.disk_move));
+        let is_noted = self.served.live().layers.iter().any(|(key, _)| *key == LayerKey::Move);
+        if !is_mine || !is_noted {
+            let message = format!("changes of the disk {name:?} were not noted");
+            return Attempt::Refused(refusal(ErrorCode::Failed, message, "move it again"));
+        }
         let noted = NotedMove { is_named: true, ..self.noted().clone() };
         if let Err(refused) = daemon.lasting.note_move(&noted) {
             return Attempt::Again(refused);
@@ -280,7 +288,7 @@ impl Mover {
         let right = right_to_end(daemon, &name);
         let put_back = self.put_back(daemon, right.as_ref().map(drop));
         drop(right);
-        forget(daemon, &name, &put_back);
+        forget(daemon, &self.served, self.noted(), &put_back);
         let to = described(&self.noted().after);
         let text = format!("moved from {} to {to}", described(&self.noted().before));
         let definition = self.served.live().definition.clone();
@@ -357,10 +365,10 @@ impl Mover {
                 tracing::warn!(disk = name.as_str(), "keeps the layer of its move: {reason}");
             }
         }
-        let Self { target, disk_move, .. } = self;
+        let Self { target, disk_move, served, .. } = self;
         let pool = disk_move.noted.after.store.clone();
         target.discard();
-        forget(daemon, &name, &undone);
+        forget(daemon, &served, &disk_move.noted, &undone);
         if let Some(pool) = pool {
             daemon.part::<Pools>().leave(&pool);
         }
@@ -379,10 +387,17 @@ fn right_to_end<'d>(daemon: &'d Daemon, name: &str) -> Result<ChangeRight<'d>, E
     daemon.change(name)
 }
 
-/// Removes the record of a move, unless the next start has to set layers again because this daemon
-/// ends.
-fn forget(daemon: &Daemon, name: &str, put_back: &Result<(), ErrorBody>) {
-    if put_back.is_ok() || !daemon.is_stopping() {
-        daemon.lasting.forget_move(name);
+/// Removes the record of a move. If the disk lacks layers, the record stays for them alone, with
+/// the store that the disk has: the next start sets them again, or says that it cannot.
+fn forget(daemon: &Daemon, served: &Served, noted: &NotedMove, put_back: &Result<(), ErrorBody>) {
+    let name = &noted.before.name;
+    if put_back.is_ok() {
+        return daemon.lasting.forget_move(name);
+    }
+    let live = served.live().definition.clone();
+    let owed = noted.before.clone().with_store_of(&live);
+    let noted = NotedMove { before: owed.clone(), after: owed, is_named: true };
+    if let Err(refused) = daemon.lasting.note_move(&noted) {
+        tracing::error!(disk = name.as_str(), "the layers it lacks: {}", refused.message);
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, LeaseReport};
-use fathom_frontend::vhost_user::LeaseRenewal;
+use fathom_frontend::vhost_user::{LeaseRenewal, NotLeased};
 use fathom_guest_memory::GuestLeases;
 use parking_lot::{Condvar, Mutex};
 
@@ -63,12 +63,24 @@ pub(super) fn renew(daemon: &Daemon) -> Result<LeaseReport, ErrorBody> {
     let work = {
         let state = Arc::clone(&state);
         move || {
-            let leases: Vec<_> = renewals.into_iter().flat_map(LeaseRenewal::run).collect();
+            let (mut leases, mut obstacle) = (Vec::new(), String::new());
+            let mut without = Vec::new();
+            for renewed in renewals.into_iter().flat_map(LeaseRenewal::run) {
+                match renewed {
+                    Ok(taken) => leases.push(taken),
+                    Err(NotLeased { files, reason }) => {
+                        without.extend(files);
+                        obstacle = reason;
+                    }
+                }
+            }
             // Only when all disks of a guest take leases.
+            leases.retain(|leases| !leases.is_on(&without));
             for leases in &leases {
                 leases.set_ready();
             }
-            let obstacle = await_drained(&leases);
+            let undrained = await_drained(&leases);
+            let obstacle = if undrained.is_empty() { obstacle } else { undrained };
             let mut renewed = state.0.lock();
             *renewed = Renewed { is_running: false, leased: leases.len() as u64, obstacle };
             drop(renewed);
