@@ -5,6 +5,8 @@
 //! says before and after what the next start serves. The record of the move has the definition with
 //! these layers, so that a later daemon sets them again if this one does not come to it.
 
+use std::sync::Arc;
+
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_insight::change::Author;
 use fathom_layers::LayerOptions as _;
@@ -120,7 +122,8 @@ impl Daemon {
         before: &DiskDefinition,
     ) -> Result<(), ErrorBody> {
         // A disk that was removed, perhaps to be served by others, keeps what it has.
-        let is_served = self.find(served.disk.name()).is_ok_and(|now| std::ptr::eq(&*now, served));
+        let is_served =
+            self.find(served.disk.name()).is_ok_and(|now| std::ptr::eq(Arc::as_ptr(&now), served));
         if !is_served || served.withdrawal().is_some() {
             return Ok(());
         }

@@ -176,7 +176,7 @@ impl Daemon {
         let before = noted.before.clone();
         // Held until the outcome is known, so that no other move begins meanwhile.
         let right = self.right_to_resume(&name, served);
-        let taken_up = right.as_ref().map_err(|refused| ErrorBody::clone(refused)).and_then(|_| {
+        let taken_up = right.as_ref().map_err(ErrorBody::clone).and_then(|_| {
             let taken_up = if is_at_target {
                 self.end_move(served, noted.clone())
             } else {
