@@ -6,8 +6,9 @@
 //! | `Recorded` | a record without a descriptor |
 //! | `Injected` | a userfaultfd in the VMM that serves nothing; the record tells which one it is |
 //! | `Fetched` | the same; the record names it |
-//! | `Guarded` | the same, and a guard, which ends |
-//! | `Registered`, `Complete` | a guard, which leaves all faults to the kernel, and ends |
+//! | `Guarded` | the same, and a guard, which ends, or serves when an earlier one does not any more |
+//! | `Serving` | the same |
+//! | `Registered`, `Complete` | a guard, which serves while pages are away; then it leaves all faults to the kernel, and ends |
 
 use std::ffi::OsString;
 use std::io;
@@ -22,12 +23,15 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::away::AwayPages;
 use crate::counts::PagerStatus;
+use crate::evict::{Eviction, count_descriptors};
 use crate::frame::SystemCall;
-use crate::guard::{self, Guard};
+use crate::guard::{self, Guard, Ward};
 use crate::inject::InjectReport;
+use crate::limit::LimitHandle;
 use crate::memory::{self, MappedMemory};
-use crate::pager::Pager;
+use crate::pager::{Pager, Work};
 use crate::qmp::Monitor;
 use crate::record::{self, PagerRecord, RecordPlace};
 use crate::refusal::{self, AttachRefusal};
@@ -40,6 +44,8 @@ const INJECTORS_MAX: u32 = 3;
 /// A thread makes the call within this time after its injector's death, if it does at all.
 const CALL_TIME_MAX: Duration = Duration::from_millis(200);
 const CALL_PAUSE: Duration = Duration::from_millis(2);
+/// How many guards are tried.
+const GUARDS_MAX: u32 = 3;
 
 /// How the injector and the guard are started: this program with other arguments.
 #[derive(Clone, Debug)]
@@ -94,6 +100,8 @@ pub enum AttachStep {
     Fetched,
     /// A guard waits for the pager's death.
     Guarded,
+    /// No other guard serves.
+    Serving,
     /// The guest's memory is registered.
     Registered,
     /// The tripwire is on.
@@ -113,9 +121,11 @@ pub fn attach(
     let place = RecordPlace::lock(&options.folder, &vmm)?;
     step(AttachStep::Locked);
     let device = open_device()?;
-    let maps = examine(&vmm)?;
-    let memory = memory::described(&maps);
     let mut record = place.read(&vmm);
+    // Pages that are away have to be served whatever there is now: the pager brings them in then.
+    let has_store = record.as_ref().is_some_and(|record| record.store.is_some());
+    let maps = if has_store { memory::find(&vmm)? } else { examine(&vmm)? };
+    let memory = memory::described(&maps);
     let mut status = PagerStatus {
         process: vmm.process(),
         pager: std::process::id(),
@@ -151,20 +161,36 @@ pub fn attach(
     record.is_attached = true;
     place.write(&record).map_err(|error| cannot("write the record", &error))?;
     step(AttachStep::Fetched);
-    let guard = Guard::start(options.helpers.guard(), &faults, place.lock.as_fd(), &memory)?;
+    let earlier = record.guard;
+    let ward = Ward::of(&vmm, &memory, &place);
+    let guard = start_guard(&options.helpers, &faults, &place, &ward, &record)?;
     status.guard = guard.process();
     step(AttachStep::Guarded);
-    let begun = begin(&vmm, &faults, &device, &maps, step);
-    let tripwires = match begun {
-        Ok(tripwires) => tripwires,
+    let begun = serve_from_now(&vmm, &memory, &place, &mut record, (&guard, earlier))
+        .and_then(|work| {
+            step(AttachStep::Serving);
+            Ok((work, begin(&vmm, &faults, &device, &maps, step)?))
+        })
+        .and_then(|begun| {
+            Ok((begun, LimitHandle::new().map_err(|error| cannot("begin", &error))?))
+        });
+    let ((work, (tripwires, was_tried)), limit) = match begun {
+        Ok(begun) => begun,
         Err(failure) => {
-            guard::release(&faults, &memory);
-            guard.end();
+            // While pages may be away, the guard serves: this one, or an earlier one.
+            if !has_store {
+                guard::release(&faults, &memory);
+                guard.end();
+            }
             return Err(failure);
         }
     };
-    status.is_tripwire_tried = tripwires.1;
+    status.is_tripwire_tried = was_tried;
+    if let Work::Eviction(eviction) = &work {
+        status.eviction = eviction.counts();
+    }
     Ok(Pager {
+        descriptors: count_descriptors(&vmm),
         vmm,
         place,
         record,
@@ -174,16 +200,61 @@ pub fn attach(
         helpers: options.helpers.clone(),
         status: Arc::new(Mutex::new(status)),
         maps,
-        tripwires: tripwires.0,
-        shadow: None,
+        tripwires,
+        work,
+        look: None,
+        limit,
+        options: None,
+        ending: None,
     })
 }
 
-/// Leaves the faults of a VMM to the kernel whose pager has died, or whose guard has too.
+/// Starts a guard that has all that it needs. One that dies is replaced: there may be no other.
+pub(crate) fn start_guard(
+    helpers: &Helpers,
+    faults: &UserFault,
+    place: &RecordPlace,
+    ward: &Ward,
+    record: &PagerRecord,
+) -> Result<Guard, Failure> {
+    let mut attempts = 1;
+    loop {
+        let started = Guard::start(helpers.guard(), faults, place.guard.as_fd(), ward);
+        let told = started.and_then(|mut guard| match &record.store {
+            Some(store) => guard.open_store(store, &record.leases).map(|()| guard),
+            None => Ok(guard),
+        });
+        match told {
+            Err(_) if attempts < GUARDS_MAX => attempts += 1,
+            told => return told,
+        }
+    }
+}
+
+/// Becomes the one that serves, when the new guard has all that it needs: the earlier guard, a
+/// process, ends. Takes up the pages that are away.
+fn serve_from_now(
+    vmm: &Vmm,
+    memory: &[MappedMemory],
+    place: &RecordPlace,
+    record: &mut PagerRecord,
+    (guard, earlier): (&Guard, u32),
+) -> Result<Work, Failure> {
+    place.take_over(earlier)?;
+    record.guard = guard.process();
+    place.write(record).map_err(|error| cannot("write the record", &error))?;
+    let Some(store) = &record.store else { return Ok(Work::None) };
+    let mut away = AwayPages::open(vmm, memory, &record.leases, store)?;
+    away.recover();
+    Ok(Work::Eviction(Box::new(Eviction::new(away, vmm, memory))))
+}
+
+/// Leaves the faults of a VMM to the kernel whose pager has died, or whose guard has too. If pages
+/// may be away, the VMM has to be [attached](attach) to: `None`.
 ///
 /// # Errors
 /// When a pager lives, or there was none.
-pub fn detach_orphan(vmm: &Vmm, folder: &Path) -> Result<PagerStatus, Failure> {
+pub fn detach_orphan(vmm: &Vmm, folder: &Path) -> Result<Option<PagerStatus>, Failure> {
     let place = RecordPlace::lock(folder, vmm)?;
     let none = || {
         Failure::new(format!("process {} has no pager", vmm.process()))
@@ -193,19 +264,23 @@ pub fn detach_orphan(vmm: &Vmm, folder: &Path) -> Result<PagerStatus, Failure> {
     if !record.is_attached {
         return Err(none());
     }
+    if record.store.is_some() {
+        return Ok(None);
+    }
     let faults = fetch(vmm, &mut record)?;
+    place.take_over(record.guard)?;
     let maps = vmm.detailed_mappings().map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     let maps: Vec<ProcessMap> = maps.into_iter().filter(ProcessMap::is_registered).collect();
     let memory = memory::described(&maps);
     guard::release(&faults, &memory);
     record.is_attached = false;
     place.write(&record).map_err(|error| cannot("write the record", &error))?;
-    Ok(PagerStatus {
+    Ok(Some(PagerStatus {
         process: vmm.process(),
         state: "detached".to_owned(),
         memory_bytes: memory.iter().map(MappedMemory::length).sum(),
         ..PagerStatus::default()
-    })
+    }))
 }
 
 /// Whether the VMM may be attached to, and its memory.

@@ -1,28 +1,29 @@
-//! How commands reach a pager: a socket beside its record. A request is a word and a line feed, the
-//! answer a [`PagerStatus`] as JSON.
+//! How commands reach a pager: a socket beside its record. A request is a line, the answer a [`PagerStatus`] as JSON.
 
 use std::fs::{self, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::counts::PagerStatus;
+use crate::limit::LimitHandle;
 use crate::record::PagerRecord;
 use crate::vmm::Vmm;
 
 /// A client says what it wants within this time.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(1);
-/// A pager has detached, and a client has its answer, within this time.
+/// A client has its answer within this time, but for the last state.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 /// The longest request, in bytes.
-const REQUEST_BYTES_MAX: u64 = 16;
+const REQUEST_BYTES_MAX: u64 = 64;
+/// How often who waits for the last state asks for the present one.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
@@ -33,13 +34,25 @@ pub enum Request {
     Status,
     /// To detach. The answer is its last state.
     Detach,
+    /// To have at most so many bytes of the guest's memory in the host's; 0 for no limit. The answer
+    /// is the state; `refused` says why it was not set.
+    Limit(u64),
 }
 
 impl Request {
-    fn word(self) -> &'static str {
+    fn line(self) -> String {
         match self {
-            Self::Status => "status\n",
-            Self::Detach => "detach\n",
+            Self::Status => "status\n".into(),
+            Self::Detach => "detach\n".into(),
+            Self::Limit(bytes) => format!("limit {bytes}\n"),
+        }
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        match line {
+            "status\n" => Some(Self::Status),
+            "detach\n" => Some(Self::Detach),
+            _ => line.strip_prefix("limit ")?.trim_end().parse().ok().map(Self::Limit),
         }
     }
 }
@@ -49,8 +62,8 @@ impl Request {
 pub struct Control {
     path: PathBuf,
     stop: UnixStream,
-    last: SyncSender<PagerStatus>,
-    answered: Receiver<()>,
+    /// Who has asked the pager to detach, and waits for its last state.
+    waiting: Arc<Mutex<Vec<UnixStream>>>,
 }
 
 impl Control {
@@ -63,6 +76,7 @@ impl Control {
         folder: &Path,
         process: i32,
         status: Arc<Mutex<PagerStatus>>,
+        limit: LimitHandle,
     ) -> io::Result<(Self, UnixStream)> {
         let path = path(folder, process);
         // One of an earlier pager; this one has the lock.
@@ -71,36 +85,38 @@ impl Control {
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let (stop, signal) = UnixStream::pair()?;
         let mut asker = signal.try_clone()?;
-        let (last, end) = sync_channel(1);
-        let (answer, answered) = sync_channel(1);
+        let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
+        let waiters = Arc::clone(&waiting);
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { continue };
+                let found = || PagerStatus {
+                    registered_bytes: registered_bytes(process),
+                    ..status.lock().clone()
+                };
                 match read_request(&mut stream) {
-                    Some(Request::Status) => {
-                        let mut found = status.lock().clone();
-                        found.registered_bytes = registered_bytes(process);
-                        let _ = reply(&mut stream, &found);
+                    Some(Request::Status) => drop(reply(&mut stream, &found())),
+                    Some(Request::Limit(bytes)) => {
+                        let refused = limit.set(Some(bytes).filter(|bytes| *bytes > 0)).err();
+                        let refused = refused.unwrap_or_default();
+                        let _ = reply(&mut stream, &PagerStatus { refused, ..found() });
                     }
                     Some(Request::Detach) => {
+                        waiters.lock().push(stream);
                         let _ = asker.write_all(&[0]);
-                        if let Ok(found) = end.recv_timeout(ANSWER_TIME_MAX) {
-                            let _ = reply(&mut stream, &found);
-                        }
-                        let _ = answer.try_send(());
                     }
                     None => {}
                 }
             }
         })?;
-        Ok((Self { path, stop, last, answered }, signal))
+        Ok((Self { path, stop, waiting }, signal))
     }
 
-    /// Closes the socket, and gives who has asked for it the last state.
+    /// Closes the socket, and gives those who have asked for it the last state.
     pub fn end(self, status: &PagerStatus) {
         let _ = fs::remove_file(&self.path);
-        if self.last.send(status.clone()).is_ok() && was_asked(&self.stop) {
-            let _ = self.answered.recv_timeout(REQUEST_TIME_MAX);
+        for mut stream in self.waiting.lock().drain(..) {
+            let _ = reply(&mut stream, status);
         }
     }
 }
@@ -110,13 +126,6 @@ impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stop.as_fd()
     }
-}
-
-/// Whether a request has asked for the end, rather than a signal, which writes something else.
-fn was_asked(stop: &UnixStream) -> bool {
-    let mut byte = [1];
-    let _ = stop.set_nonblocking(true);
-    matches!((&mut &*stop).read(&mut byte), Ok(1) if byte[0] == 0)
 }
 
 fn path(folder: &Path, process: i32) -> PathBuf {
@@ -130,16 +139,22 @@ fn registered_bytes(process: i32) -> u64 {
 fn read_request(stream: &mut UnixStream) -> Option<Request> {
     stream.set_read_timeout(Some(REQUEST_TIME_MAX)).ok()?;
     stream.set_write_timeout(Some(REQUEST_TIME_MAX)).ok()?;
-    let mut text = String::new();
     // One call: a request is short, and a slow client must not keep others waiting.
     let mut bytes = [0; REQUEST_BYTES_MAX as usize];
     let length = stream.read(&mut bytes).ok()?;
-    text.push_str(std::str::from_utf8(&bytes[..length]).ok()?);
-    [Request::Status, Request::Detach].into_iter().find(|request| request.word() == text)
+    Request::parse(std::str::from_utf8(&bytes[..length]).ok()?)
 }
 
 fn reply(stream: &mut UnixStream, status: &PagerStatus) -> io::Result<()> {
     stream.write_all(&serde_json::to_vec(status)?)
+}
+
+fn send(folder: &Path, process: i32, request: Request) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(path(folder, process))?;
+    stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
+    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
+    stream.write_all(request.line().as_bytes())?;
+    Ok(stream)
 }
 
 /// Asks the pager of a VMM.
@@ -147,13 +162,42 @@ fn reply(stream: &mut UnixStream, status: &PagerStatus) -> io::Result<()> {
 /// # Errors
 /// When there is none, or it does not answer.
 pub fn ask(folder: &Path, process: i32, request: Request) -> io::Result<PagerStatus> {
-    let mut stream = UnixStream::connect(path(folder, process))?;
-    stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
-    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
-    stream.write_all(request.word().as_bytes())?;
+    let stream = send(folder, process, request)?;
     let mut bytes = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// Asks the pager of a VMM to detach, and waits for its last state. All pages come in before, which
+/// takes about ten seconds for each GiB: `wait` is called once a second with the present state.
+///
+/// # Errors
+/// When there is none, or it ends without an answer.
+pub fn ask_to_detach(
+    folder: &Path,
+    process: i32,
+    wait: &mut dyn FnMut(&PagerStatus),
+) -> io::Result<PagerStatus> {
+    let mut stream = send(folder, process, Request::Detach)?;
+    stream.set_read_timeout(Some(PROGRESS_INTERVAL))?;
+    let mut bytes = Vec::new();
+    loop {
+        let mut part = [0; 4096];
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(serde_json::from_slice(&bytes)?),
+            Ok(length) if (bytes.len() + length) as u64 <= ANSWER_BYTES_MAX => {
+                bytes.extend_from_slice(&part[..length]);
+            }
+            Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                // It may have ended in between.
+                if let Ok(status) = ask(folder, process, Request::Status) {
+                    wait(&status);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The VMMs that have a record, with the state of their pagers, in ascending order.
@@ -199,6 +243,8 @@ fn state(folder: &Path, record: &PagerRecord) -> PagerStatus {
 
 #[cfg(test)]
 mod tests {
+    use fathom_failure::Failure;
+
     use super::*;
 
     #[test]
@@ -206,18 +252,31 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let status = PagerStatus { process: 7, state: "attached".into(), ..PagerStatus::default() };
         let shared = Arc::new(Mutex::new(status.clone()));
-        let (control, _signal) = Control::start(folder.path(), 7, shared).unwrap();
+        let limit = LimitHandle::new().unwrap();
+        let pager = limit.clone();
+        let (control, _signal) = Control::start(folder.path(), 7, shared, limit).unwrap();
         let mut rubbish = UnixStream::connect(path(folder.path(), 7)).unwrap();
         rubbish.write_all(&[0xff; 64]).unwrap();
         let silent = UnixStream::connect(path(folder.path(), 7)).unwrap();
         assert_eq!(ask(folder.path(), 7, Request::Status).unwrap(), status);
         drop(silent);
         let place = folder.path().to_owned();
-        let asker = std::thread::spawn(move || ask(&place, 7, Request::Detach).unwrap());
+        let asker = std::thread::spawn(move || ask(&place, 7, Request::Limit(4096)).unwrap());
+        let mut polled = [rustix::event::PollFd::new(&pager, rustix::event::PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut polled, None).unwrap(), 1);
+        pager.answer(|bytes| Err(Failure::new(format!("{bytes:?}")).advise("try another")));
+        assert_eq!(asker.join().unwrap().refused, "Some(4096); try another");
+        let place = folder.path().to_owned();
+        let mut waits = 0;
+        let asker = std::thread::spawn(move || {
+            (ask_to_detach(&place, 7, &mut |_| waits += 1).unwrap(), waits)
+        });
         let mut polled = [rustix::event::PollFd::new(&control, rustix::event::PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut polled, None).unwrap(), 1);
+        std::thread::sleep(PROGRESS_INTERVAL + REQUEST_TIME_MAX / 2);
         control.end(&PagerStatus { state: "detached".into(), ..status });
-        assert_eq!(asker.join().unwrap().state, "detached");
+        let (last, waits) = asker.join().unwrap();
+        assert!(last.state == "detached" && waits > 0, "{waits}: {last:?}");
         assert!(ask(folder.path(), 7, Request::Status).is_err());
         assert!(list(&folder.path().join("none")).unwrap().is_empty());
     }

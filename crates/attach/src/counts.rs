@@ -55,6 +55,47 @@ pub struct ShadowCounts {
     pub large: u64,
 }
 
+/// What has left the guest's memory, and what has come back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EvictionCounts {
+    /// The most bytes of the guest's memory that are to be in the host's memory; 0 without a limit.
+    pub limit_bytes: u64,
+    /// The bytes that are, as the kernel counts the memory's files; 0 before a first limit.
+    pub resident_bytes: u64,
+    /// The bytes of the pages that are away now.
+    pub away_bytes: u64,
+    /// The part of them that the store keeps as a number, because each page is the same throughout.
+    pub filled_bytes: u64,
+    /// The bytes of the host's memory that the contents of the others take.
+    pub store_bytes: u64,
+    /// Why all pages come in and none leaves; empty if that is not so.
+    pub retreat: String,
+    /// Why no page leaves now; empty if pages may.
+    pub obstacle: String,
+    /// Pages that have left.
+    pub evicted: u64,
+    /// Pages that have come back.
+    pub brought: u64,
+    /// Of these, pages that the daemon wanted.
+    pub wanted: u64,
+    /// Pages whose content is damaged, so that they cannot come back.
+    pub damaged: u64,
+    /// Pages that did not leave because somebody had a lease.
+    pub leased: u64,
+    /// Pages that did not leave because somebody took a lease meanwhile, or the page went.
+    pub disturbed: u64,
+    /// Pages that did not leave because they do not become smaller.
+    pub incompressible: u64,
+    /// Pages that did not leave because they are part of a large folio.
+    pub large: u64,
+    /// How often the store had no memory.
+    pub full: u64,
+    /// From the moment at which the fault of a page that was away was read to that at which it was
+    /// served, in nanoseconds.
+    pub fault_ns: Histogram,
+}
+
 /// The state of a pager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStatus {
@@ -64,8 +105,8 @@ pub struct PagerStatus {
     pub pager: u32,
     /// Its guard's process; 0 if there is none.
     pub guard: u32,
-    /// `attached`, `detached`, `orphaned` (attached, and the pager is dead) or `ended` (the VMM
-    /// has).
+    /// `attached`, `detaching` (its pages come in), `detached`, `orphaned` (attached, and the pager
+    /// is dead) or `ended` (the VMM has).
     pub state: String,
     /// Whether the descriptor was there already: nothing was injected.
     pub is_adopted: bool,
@@ -83,4 +124,10 @@ pub struct PagerStatus {
     /// The pages that could leave.
     #[serde(default)]
     pub shadow: ShadowCounts,
+    /// The pages that have left.
+    #[serde(default)]
+    pub eviction: EvictionCounts,
+    /// Why a request was not carried out; empty if it was.
+    #[serde(default)]
+    pub refused: String,
 }

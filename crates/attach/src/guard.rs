@@ -1,36 +1,87 @@
-//! The guard: a small process that waits for its pager's death, and then leaves the faults to the
-//! kernel again.
+//! The guard: a small process that waits for its pager's death, and then serves in its place.
 //!
 //! Threads of the guest that meet a missing page wait for the pager. The VMM keeps the userfaultfd
 //! open, so the kernel does not notice that nobody serves it. The guard does: it has a copy of the
-//! userfaultfd, and a connection that ends with the pager. As long as nothing has left the guest's
-//! memory, a fault that the kernel serves itself is right.
+//! userfaultfd, and a connection that ends with the pager. While no page is away, it leaves all
+//! faults to the kernel, which is right then, and ends. While pages are away, the kernel would make
+//! zeroes of them: so the guard serves the faults, until the next pager does, or all pages have come.
+//! It takes nothing away.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_failure::Failure;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use serde::{Deserialize, Serialize};
 
+use crate::away::AwayPages;
+use crate::faults::{serve_missing, serve_protected};
 use crate::memory::MappedMemory;
+use crate::record::{self, RecordPlace};
 use crate::trace;
 use crate::userfault::{MISSING_SHMEM, UserFault};
+use crate::vmm::Vmm;
 
 /// What the guard says when it is ready.
 const READY: u8 = b'r';
+/// What it says when it cannot do what it was told.
+const FAILED: u8 = b'f';
 /// What the pager says when it has detached: the guard ends.
 const OVER: u8 = b'o';
+/// What the pager says before a page leaves: the length of a [`StorePlace`] as JSON, in two bytes
+/// of which the first is the higher, and that follow.
+const STORE: u8 = b's';
 /// A guard is ready, and has ended, within this time.
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest message, in bytes: the mappings of a VMM.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// How often a guard that serves looks whether a pager wants to.
+const LOOK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What a guard is told at its start.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ward {
+    /// The VMM's process.
+    pub process: i32,
+    /// When it started.
+    pub start_ticks: u64,
+    /// The guest's memory.
+    pub memory: Vec<MappedMemory>,
+    /// The record of the VMM.
+    pub record: PathBuf,
+    /// The file that a pager locks which waits to serve.
+    pub wish: PathBuf,
+}
+
+impl Ward {
+    /// That of a pager.
+    pub fn of(vmm: &Vmm, memory: &[MappedMemory], place: &RecordPlace) -> Self {
+        Self {
+            process: vmm.process(),
+            start_ticks: vmm.start_ticks(),
+            memory: memory.to_vec(),
+            record: place.path().to_owned(),
+            wish: place.wish(),
+        }
+    }
+}
+
+/// Where the pages are that are away.
+#[derive(Debug, Serialize, Deserialize)]
+struct StorePlace {
+    store: PathBuf,
+    leases: PathBuf,
+}
 
 /// A running guard, as its pager has it.
 #[derive(Debug)]
@@ -40,7 +91,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Starts a guard by `command`. Returns when it waits.
+    /// Starts a guard by `command`. Returns when it waits. It shares `lock`, the lock of who
+    /// serves.
     ///
     /// # Errors
     /// When it does not start.
@@ -48,7 +100,7 @@ impl Guard {
         mut command: Command,
         faults: &UserFault,
         lock: BorrowedFd<'_>,
-        memory: &[MappedMemory],
+        ward: &Ward,
     ) -> Result<Self, Failure> {
         let started = (|| {
             let (link, other) = UnixStream::pair()?;
@@ -57,19 +109,14 @@ impl Guard {
             // The command keeps the other end open.
             drop(command);
             let mut guard = Self { child, link };
-            guard.greet(faults, lock, memory)?;
+            guard.greet(faults, lock, ward)?;
             Ok::<_, io::Error>(guard)
         })();
         started.map_err(|error| Failure::new(format!("the pager's guard does not start: {error}")))
     }
 
-    fn greet(
-        &mut self,
-        faults: &UserFault,
-        lock: BorrowedFd<'_>,
-        memory: &[MappedMemory],
-    ) -> io::Result<()> {
-        let message = serde_json::to_vec(memory)?;
+    fn greet(&mut self, faults: &UserFault, lock: BorrowedFd<'_>, ward: &Ward) -> io::Result<()> {
+        let message = serde_json::to_vec(ward)?;
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(io::Error::other("the guest's memory has too many parts"));
         }
@@ -82,9 +129,32 @@ impl Guard {
             return Err(io::ErrorKind::WriteZero.into());
         }
         self.link.set_read_timeout(Some(TIME_MAX))?;
+        self.await_ready()
+    }
+
+    fn await_ready(&mut self) -> io::Result<()> {
         let mut answer = [0];
         self.link.read_exact(&mut answer)?;
         if answer[0] == READY { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Has the guard open the store of the pages that are away, or will be. Only when it has, a
+    /// page may leave.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn open_store(&mut self, store: &Path, leases: &Path) -> Result<(), Failure> {
+        let place = StorePlace { store: store.to_owned(), leases: leases.to_owned() };
+        let told = (|| {
+            let message = serde_json::to_vec(&place)?;
+            let length = u16::try_from(message.len()).map_err(io::Error::other)?;
+            let head = [&[STORE], length.to_be_bytes().as_slice()].concat();
+            self.link.write_all(&[head, message].concat())?;
+            self.await_ready()
+        })();
+        told.map_err(|error: io::Error| {
+            Failure::new(format!("the pager's guard cannot open the store: {error}"))
+        })
     }
 
     /// Ends the guard, which leaves everything as it is.
@@ -128,17 +198,128 @@ pub fn guard() -> io::Result<()> {
     // A signal to the pager's group or session is not meant for it.
     let _ = rustix::process::setsid();
     let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let (memory, faults, _lock) = receive(&link)?;
+    let (ward, faults, lock) = receive(&link)?;
+    let vmm = Vmm::open(ward.process).ok().filter(|vmm| vmm.start_ticks() == ward.start_ticks);
+    let vmm = vmm.ok_or(io::ErrorKind::NotFound)?;
     link.write_all(&[READY])?;
+    let mut away = None;
     let mut word = [0];
-    let is_over = matches!(link.read(&mut word), Ok(1) if word[0] == OVER);
-    if !is_over {
-        release(&faults, &memory);
+    while link.read_exact(&mut word).is_ok() {
+        match word[0] {
+            OVER => return Ok(()),
+            STORE => {
+                let opened = read_store(&mut link).and_then(|StorePlace { store, leases }| {
+                    AwayPages::open(&vmm, &ward.memory, &leases, &store).ok()
+                });
+                let answer = if opened.is_some() { READY } else { FAILED };
+                away = opened.or(away);
+                link.write_all(&[answer])?;
+            }
+            _ => {}
+        }
     }
-    Ok(())
+    // The pager has died.
+    loop {
+        // Another guard may serve still, or a pager that has come since.
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        let pages = current_store(&vmm, &ward, away.take())?;
+        let Served::Wished(pages) = serve(&vmm, &ward, &faults, pages) else { return Ok(()) };
+        // Not its end: the pager that wants to serve may die before it does. Then it is this
+        // guard's turn, or that of the pager's own.
+        away = pages;
+        rustix::fs::flock(&lock, FlockOperation::Unlock)?;
+        let _ = record::await_wish(&ward.wish);
+    }
 }
 
-fn receive(link: &UnixStream) -> io::Result<(Vec<MappedMemory>, UserFault, OwnedFd)> {
+/// The store that the record names: another pager may have made another since this guard was told.
+/// Who has the lock is the only one that writes the record.
+///
+/// # Errors
+/// When pages may be away and it cannot be opened. This process must not serve then.
+fn current_store(vmm: &Vmm, ward: &Ward, told: Option<AwayPages>) -> io::Result<Option<AwayPages>> {
+    let mut pages = match record::read(&ward.record) {
+        // Somebody has removed it. What this guard was told is the best that there is.
+        None => told,
+        Some(found) => match (found.store, told) {
+            (None, _) => None,
+            (Some(path), Some(told)) if told.store().is_at(&path) => Some(told),
+            (Some(path), _) => {
+                let opened = AwayPages::open(vmm, &ward.memory, &found.leases, &path);
+                Some(opened.map_err(|failure| io::Error::other(failure.to_string()))?)
+            }
+        },
+    };
+    if let Some(pages) = &mut pages {
+        pages.recover();
+    }
+    Ok(pages)
+}
+
+/// Why a guard does not serve any more.
+enum Served {
+    /// A pager wants to. The pages that are away.
+    Wished(Option<AwayPages>),
+    /// Nothing is away any more, or the VMM has ended.
+    Over,
+}
+
+/// Serves until the next pager wants to, nothing is away any more, or the VMM has ended.
+fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<AwayPages>) -> Served {
+    // Threads whose fault was read, and not served, try again.
+    for part in &ward.memory {
+        let _ = faults.wake(&part.range());
+    }
+    loop {
+        if record::is_wished(&ward.wish) {
+            return Served::Wished(away);
+        }
+        let mut polled = vec![PollFd::new(vmm, PollFlags::IN)];
+        let has_pages = away.as_ref().is_some_and(|pages| pages.count() > 0);
+        if let Some(pages) = away.as_ref().filter(|_| has_pages) {
+            polled.push(PollFd::new(faults, PollFlags::IN));
+            polled.extend(pages.wanted().iter().map(|fifo| PollFd::new(fifo, PollFlags::IN)));
+        }
+        let pause = if has_pages { LOOK_PAUSE } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
+        // After an error, as after a signal, it looks anew.
+        let _ = poll(&mut polled, Some(&pause));
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        if ready[0] {
+            if let Some(pages) = away {
+                pages.end(true);
+            }
+            return Served::Over;
+        }
+        let Some(pages) = away.as_mut().filter(|_| has_pages) else {
+            release(faults, &ward.memory);
+            return Served::Over;
+        };
+        if ready[2..].contains(&true) {
+            pages.serve_wanted(faults);
+        }
+        if ready[1] {
+            let mut found = Vec::new();
+            let _ = faults.faults(|fault| found.push(fault));
+            for fault in found {
+                if fault.is_protection {
+                    serve_protected(faults, Some(pages), fault.address);
+                } else {
+                    serve_missing(faults, &ward.memory, Some(pages), fault.address);
+                }
+            }
+        }
+    }
+}
+
+fn read_store(link: &mut UnixStream) -> Option<StorePlace> {
+    let mut length = [0; 2];
+    link.read_exact(&mut length).ok()?;
+    let mut bytes = vec![0; usize::from(u16::from_be_bytes(length))];
+    link.read_exact(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+fn receive(link: &UnixStream) -> io::Result<(Ward, UserFault, OwnedFd)> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -153,8 +334,8 @@ fn receive(link: &UnixStream) -> io::Result<(Vec<MappedMemory>, UserFault, Owned
     let mut files = files.into_iter();
     match (files.next(), files.next()) {
         (Some(faults), Some(lock)) => {
-            let memory = serde_json::from_slice(&bytes[..length])?;
-            Ok((memory, UserFault::adopt(faults, MISSING_SHMEM)?, lock))
+            let ward = serde_json::from_slice(&bytes[..length])?;
+            Ok((ward, UserFault::adopt(faults, MISSING_SHMEM)?, lock))
         }
         _ => Err(io::ErrorKind::InvalidData.into()),
     }

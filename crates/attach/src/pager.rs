@@ -1,11 +1,10 @@
-//! A pager at work: it serves the faults of the guest's memory until it is asked to detach.
+//! A pager at work: it serves the faults of the guest's memory, copies pages or takes them away,
+//! until it is asked to detach.
 
 use std::io;
-use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fathom_failure::Failure;
@@ -13,9 +12,15 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::attach::Helpers;
+use crate::attach::{Helpers, start_guard};
+use crate::away::AwayPages;
 use crate::counts::PagerStatus;
-use crate::guard::{self, Guard};
+use crate::evict::{Eviction, count_descriptors};
+use crate::faults::{Served, page_of, part_of, run_of, serve_missing, serve_protected};
+use crate::guard::{self, Guard, Ward};
+use crate::hazard;
+use crate::limit::LimitHandle;
+use crate::look::{self, Ask, Look};
 use crate::memory::MappedMemory;
 use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
@@ -24,19 +29,16 @@ use crate::tripwire::Tripwire;
 use crate::userfault::{PageFault, UserFault};
 use crate::vmm::{ProcessMap, Vmm};
 
-/// A page, in bytes.
-const PAGE: u64 = 4096;
-/// A missing page comes into being with its neighbours: so many pages, from a multiple of it.
-pub const RUN_PAGES: u64 = 16;
-const RUN: u64 = RUN_PAGES * PAGE;
-/// How often a pager with a shadow looks who maps the guest's memory.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// The same while the guest does nothing.
-const QUIET_INTERVAL: Duration = Duration::from_secs(10);
-/// How often a daemon that takes leases is asked whether pages may leave.
-const ASK_INTERVAL: Duration = Duration::from_secs(30);
-/// The pause between two steps of a sweep.
+/// The pause between two steps of a shadow's sweep.
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
+/// How often the number of the VMM's descriptors is looked at while pages are away.
+const GLANCE_INTERVAL: Duration = Duration::from_millis(200);
+/// How long pages leave, or come in, at a time. Faults wait meanwhile.
+const STEP_TIME: Duration = Duration::from_micros(500);
+/// The pause when pages have to come in and cannot.
+const STUCK_PAUSE: Duration = Duration::from_millis(10);
+/// How long a pager that has failed brings pages in, before it leaves them to its guard.
+const FAILED_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Why serving has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +65,26 @@ pub struct Pager {
     pub(crate) status: Arc<Mutex<PagerStatus>>,
     pub(crate) maps: Vec<ProcessMap>,
     pub(crate) tripwires: Vec<Tripwire>,
-    pub(crate) shadow: Option<ShadowWork>,
+    pub(crate) work: Work,
+    pub(crate) look: Option<Look>,
+    pub(crate) limit: LimitHandle,
+    pub(crate) options: Option<EvictionOptions>,
+    /// The number of the VMM's descriptors at the last look.
+    pub(crate) descriptors: u64,
+    /// Why all pages come in before serving ends.
+    pub(crate) ending: Option<ServeEnd>,
+}
+
+/// What a pager does beside serving faults.
+#[derive(Debug, Default)]
+pub(crate) enum Work {
+    /// Nothing.
+    #[default]
+    None,
+    /// It copies pages, and compares them later.
+    Shadow(Box<Shadow>),
+    /// It takes pages away.
+    Eviction(Box<Eviction>),
 }
 
 /// How shadow eviction works.
@@ -74,22 +95,26 @@ pub struct ShadowOptions {
     pub bytes: u64,
     /// Asks the daemons to take leases. It must return within a few seconds, and runs in a thread
     /// of its own.
-    pub ask: Arc<dyn Fn() + Send + Sync>,
+    pub ask: Ask,
 }
 
-/// Shadow eviction, and when it looks around.
-pub(crate) struct ShadowWork {
-    shadow: Shadow,
-    ask: Arc<dyn Fn() + Send + Sync>,
-    /// The thread that asks the daemons.
-    asking: Option<JoinHandle<()>>,
-    looked: Option<Instant>,
-    asked: Option<Instant>,
+/// How eviction works, once there is a limit.
+#[derive(Clone)]
+pub struct EvictionOptions {
+    /// Where the tables of leases are: [`fathom_guest_memory::LEASE_FOLDER`], but for tests.
+    pub leases: PathBuf,
+    /// Where the store is: a folder in memory.
+    pub store: PathBuf,
+    /// Asks the daemons to take leases, as in [`ShadowOptions`].
+    pub ask: Ask,
 }
 
-impl std::fmt::Debug for ShadowWork {
+impl std::fmt::Debug for EvictionOptions {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.shadow.fmt(formatter)
+        formatter
+            .debug_struct("EvictionOptions")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,6 +122,11 @@ impl Pager {
     /// The state, which other threads may read.
     pub fn status(&self) -> Arc<Mutex<PagerStatus>> {
         Arc::clone(&self.status)
+    }
+
+    /// The limit, which other threads may change.
+    pub fn limit(&self) -> LimitHandle {
+        self.limit.clone()
     }
 
     /// The VMM.
@@ -110,158 +140,385 @@ impl Pager {
     /// When the machine or this user does not allow it. The pager serves faults all the same.
     pub fn start_shadow(&mut self, options: ShadowOptions) -> Result<(), Failure> {
         let ShadowOptions { folder, bytes, ask } = options;
+        if matches!(self.work, Work::Eviction(_)) {
+            return Err(Failure::new("pages of the machine are away, or may be")
+                .advise("detach first, or leave out --shadow"));
+        }
         let shadow = Shadow::start(&self.vmm, &self.faults, &self.memory, &folder, bytes)?;
-        self.shadow = Some(ShadowWork { shadow, ask, asking: None, looked: None, asked: None });
+        self.work = Work::Shadow(Box::new(shadow));
+        self.look = Some(Look::new(ask));
         self.look_around();
         Ok(())
     }
 
-    /// Looks who maps the memory, now and then, and whether all of them take leases. Returns how
+    /// Says how pages leave when there is a limit. The pager has to have it before pages can.
+    pub fn allow_eviction(&mut self, options: EvictionOptions) {
+        if matches!(self.work, Work::Eviction(_)) {
+            // An earlier pager has begun.
+            self.look = Some(Look::new(Arc::clone(&options.ask)));
+        }
+        self.options = Some(options);
+    }
+
+    /// Sets the most bytes of the guest's memory that are to be in the host's memory; `None` for no
+    /// limit. Pages leave while it serves.
+    ///
+    /// # Errors
+    /// When the machine or this user does not allow it. The pager serves faults all the same.
+    pub fn set_limit(&mut self, bytes: Option<u64>) -> Result<(), Failure> {
+        if bytes.is_some() {
+            self.start_eviction()?;
+        }
+        if let Work::Eviction(eviction) = &mut self.work {
+            eviction.set_limit(bytes);
+            eviction.measure(&self.tripwires);
+            self.status.lock().eviction = eviction.counts();
+        }
+        if let Some(look) = &mut self.look {
+            look.hurry();
+        }
+        Ok(())
+    }
+
+    /// Makes what is needed before a page may leave.
+    fn start_eviction(&mut self) -> Result<(), Failure> {
+        let Some(options) = self.options.clone() else {
+            return Err(Failure::new("this pager takes no pages away"));
+        };
+        if matches!(self.work, Work::Shadow(_)) {
+            return Err(Failure::new("this pager only copies pages (--shadow)")
+                .advise("detach it, and attach without --shadow"));
+        }
+        if !self.faults.can_protect() {
+            return Err(Failure::new("the VMM's userfaultfd cannot protect pages").advise(
+                "an earlier version has made it, or this kernel is too old: restart the machine",
+            ));
+        }
+        hazard::check_command(&self.vmm)
+            .and_then(|()| hazard::check_mappings(&self.maps))
+            .and_then(|()| hazard::check_now(&self.vmm))
+            .map_err(|refusal| Failure::from(refusal).about("pages cannot leave"))?;
+        if let Work::Eviction(eviction) = &self.work {
+            return can_evict(eviction);
+        }
+        let overlaps = |at: usize, part: &MappedMemory| {
+            self.memory[..at].iter().any(|other| other.overlaps(part))
+        };
+        if self.memory.iter().enumerate().any(|(at, part)| overlaps(at, part)) {
+            return Err(Failure::new("the VMM maps a part of its guest's memory twice"));
+        }
+        let EvictionOptions { leases, store, ask } = options;
+        let away = AwayPages::create(&self.vmm, &self.memory, &leases, &store)?;
+        let eviction = Eviction::new(away, &self.vmm, &self.memory);
+        let path = eviction.away.store().path().to_owned();
+        // The record first: a pager that dies has left a store that the next one finds.
+        let begun = can_evict(&eviction).and_then(|()| {
+            (self.record.store, self.record.leases) = (Some(path.clone()), leases.clone());
+            self.place
+                .write(&self.record)
+                .map_err(|error| Failure::new(format!("cannot write the record: {error}")))?;
+            let no_guard = || Failure::new("the pager has no guard");
+            self.guard.as_mut().ok_or_else(no_guard)?.open_store(&path, &leases)
+        });
+        if let Err(failure) = begun {
+            self.record.store = None;
+            let _ = self.place.write(&self.record);
+            eviction.away.end(false);
+            return Err(failure);
+        }
+        self.work = Work::Eviction(Box::new(eviction));
+        self.look = Some(Look::new(ask));
+        Ok(())
+    }
+
+    /// Looks who has the memory, now and then, and whether all of them take leases. Returns how
     /// long the pager may sleep.
     fn look_around(&mut self) -> Option<Duration> {
-        let work = self.shadow.as_mut()?;
-        let interval = if work.shadow.is_quiet() { QUIET_INTERVAL } else { LOOK_INTERVAL };
-        if work.looked.is_none_or(|looked| looked.elapsed() >= interval) {
-            work.looked = Some(Instant::now());
-            work.shadow.rest();
-            let found = refusal::find_daemons(&self.vmm, &self.maps)
-                .map_err(|refusal| refusal.to_string())
-                .and_then(|daemons| work.shadow.check_holders(&daemons));
-            let reason = found.err().unwrap_or_default();
-            work.shadow.suspend(&self.faults, &reason);
-            let is_asking = work.asking.as_ref().is_some_and(|thread| !thread.is_finished());
-            let is_due = work.asked.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL);
-            let is_asked = !reason.is_empty() || work.shadow.has_obstacle() && is_due;
-            if is_asked && !is_asking {
-                work.asked = Some(Instant::now());
-                let ask = Arc::clone(&work.ask);
-                let thread = std::thread::Builder::new().name("ask".into()).spawn(move || ask());
-                work.asking = thread.ok();
+        let Self { work, look, vmm, maps, faults, descriptors, .. } = self;
+        let look = look.as_mut()?;
+        match work {
+            Work::None => None,
+            Work::Shadow(shadow) => {
+                let interval = Look::interval(shadow.is_quiet());
+                if look.is_due(interval) {
+                    shadow.rest();
+                    let found = refusal::find_daemons(vmm, maps)
+                        .map_err(|refusal| refusal.to_string())
+                        .and_then(|daemons| shadow.check_holders(&daemons));
+                    let reason = found.err().unwrap_or_default();
+                    shadow.suspend(faults, &reason);
+                    if !reason.is_empty() || shadow.has_obstacle() {
+                        look.ask(reason.is_empty());
+                    }
+                    self.status.lock().shadow = shadow.counts();
+                }
+                Some(if shadow.is_busy() { SWEEP_PAUSE } else { interval })
             }
-            self.status.lock().shadow = work.shadow.counts();
+            Work::Eviction(eviction) => {
+                let has_changed = *descriptors != count_descriptors(vmm);
+                if has_changed {
+                    look.hurry();
+                }
+                let is_quiet = eviction.away.count() == 0 && !eviction.is_busy();
+                let interval = Look::interval(is_quiet);
+                if look.is_due(interval) {
+                    // Before the look: what changes during it is looked at again.
+                    *descriptors = count_descriptors(vmm);
+                    look_at_holders(eviction, vmm, maps, look);
+                    eviction.measure(&self.tripwires);
+                    self.status.lock().eviction = eviction.counts();
+                }
+                let is_at_work = eviction.is_busy() || eviction.is_retreating();
+                let mut pause = if is_at_work { Duration::ZERO } else { interval };
+                if eviction.away.count() > 0 {
+                    pause = pause.min(GLANCE_INTERVAL);
+                }
+                Some(eviction.rest().map_or(pause, |rest| pause.min(rest)))
+            }
         }
-        if work.shadow.is_busy() {
-            return Some(SWEEP_PAUSE);
-        }
-        Some(interval)
     }
 
-    fn sweep(&mut self) {
-        if let Some(work) = self.shadow.as_mut().filter(|work| work.shadow.is_busy()) {
-            work.shadow.sweep(&self.faults, &self.tripwires);
-            self.status.lock().shadow = work.shadow.counts();
+    /// What there is to do when no fault waits.
+    fn do_work(&mut self) {
+        let Self { work, faults, tripwires, status, .. } = self;
+        match work {
+            Work::Shadow(shadow) if shadow.is_busy() => {
+                shadow.sweep(faults, tripwires);
+                status.lock().shadow = shadow.counts();
+            }
+            Work::Eviction(eviction) => {
+                if self.ending.is_some() || eviction.is_retreating() {
+                    let has_brought = eviction.away.bring_some(faults, STEP_TIME);
+                    eviction.measure(tripwires);
+                    if !has_brought && !eviction.away.is_complete() {
+                        std::thread::sleep(STUCK_PAUSE);
+                    }
+                } else {
+                    eviction.evict_some(faults, tripwires, STEP_TIME);
+                }
+                status.lock().eviction = eviction.counts();
+            }
+            _ => {}
         }
     }
 
-    /// Serves faults until `stop` is readable. It sleeps while there are none.
+    /// Whether all pages are back.
+    fn is_complete(&self) -> bool {
+        match &self.work {
+            Work::Eviction(eviction) => eviction.away.is_complete(),
+            _ => true,
+        }
+    }
+
+    /// Serves faults until `stop` is readable, and all pages have come in. It sleeps while there is
+    /// nothing to do.
     ///
     /// # Errors
     /// Those of the descriptors.
     pub fn serve(&mut self, stop: BorrowedFd<'_>) -> io::Result<ServeEnd> {
         loop {
-            let pause = self.look_around().map(|pause| Timespec {
-                tv_sec: pause.as_secs() as i64,
-                tv_nsec: i64::from(pause.subsec_nanos()),
-            });
-            let Some(guard) = &self.guard else { return Ok(ServeEnd::Unguarded) };
-            let mut polled = [
-                PollFd::new(&self.faults, PollFlags::IN),
-                PollFd::new(&self.vmm, PollFlags::IN),
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-                PollFd::new(guard, PollFlags::IN),
-            ];
-            match poll(&mut polled, pause.as_ref()) {
-                Ok(0) => {
-                    self.sweep();
-                    continue;
-                }
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
+            if let Some(end) = self.ending.filter(|_| self.is_complete()) {
+                return Ok(end);
             }
-            let [has_faults, has_ended, is_asked, is_alone] =
-                polled.map(|one| !one.revents().is_empty());
-            if has_ended {
+            let pause = self.look_around();
+            let pause = if self.ending.is_some() { Some(Duration::ZERO) } else { pause };
+            let woken = self.wait(pause, stop)?;
+            if woken.has_ended {
                 return Ok(ServeEnd::VmmEnded);
             }
-            if has_faults {
+            if woken.is_wanted {
+                if let Work::Eviction(eviction) = &mut self.work {
+                    eviction.away.serve_wanted(&self.faults);
+                }
+            }
+            if woken.has_faults {
                 self.serve_faults()?;
+            } else if pause.is_some() {
+                self.do_work();
             }
-            if is_asked {
-                return Ok(ServeEnd::Asked);
+            if woken.is_asked {
+                self.end_with(ServeEnd::Asked);
             }
-            if is_alone {
+            if woken.is_limited {
+                let limit = self.limit.clone();
+                limit.answer(|bytes| self.set_limit(bytes));
+            }
+            if woken.is_alone {
                 self.replace_guard();
+            }
+            if self.guard.is_none() {
+                self.end_with(ServeEnd::Unguarded);
             }
         }
     }
 
+    fn end_with(&mut self, end: ServeEnd) {
+        if self.ending.is_none() {
+            self.ending = Some(end);
+            "detaching".clone_into(&mut self.status.lock().state);
+        }
+    }
+
+    /// Waits until something happens, at most for `pause`.
+    fn wait(&self, pause: Option<Duration>, stop: BorrowedFd<'_>) -> io::Result<Woken> {
+        let pause = pause.map(|pause| Timespec {
+            tv_sec: pause.as_secs() as i64,
+            tv_nsec: i64::from(pause.subsec_nanos()),
+        });
+        let input = PollFlags::IN;
+        let mut polled = vec![
+            PollFd::new(&self.faults, input),
+            PollFd::new(&self.vmm, input),
+            PollFd::new(&self.limit, input),
+        ];
+        // Not twice: it stays readable.
+        let stop = Some(stop).filter(|_| self.ending.is_none());
+        polled.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, input)));
+        polled.extend(self.guard.as_ref().map(|guard| PollFd::new(guard, input)));
+        if let Work::Eviction(eviction) = &self.work {
+            polled.extend(eviction.away.wanted().iter().map(|fifo| PollFd::new(fifo, input)));
+        }
+        match poll(&mut polled, pause.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Woken::default()),
+            Err(error) => return Err(error.into()),
+        }
+        let mut ready = polled.iter().map(|one| !one.revents().is_empty());
+        let mut next = |is_polled: bool| is_polled && ready.next().unwrap_or(false);
+        Ok(Woken {
+            has_faults: next(true),
+            has_ended: next(true),
+            is_limited: next(true),
+            is_asked: next(stop.is_some()),
+            is_alone: next(self.guard.is_some()),
+            is_wanted: ready.any(|is_ready| is_ready),
+        })
+    }
+
     fn serve_faults(&mut self) -> io::Result<()> {
-        let Self { status, faults, memory, tripwires, shadow, .. } = self;
-        let mut status = status.lock();
-        let counts = &mut status.counts;
-        let mut shadow = shadow.as_mut().map(|work| &mut work.shadow);
-        let served = faults.faults(|PageFault { address, is_protection }| {
+        let Self { status, faults, memory, tripwires, work, .. } = self;
+        let mut found = Vec::new();
+        faults.faults(|fault| found.push(fault))?;
+        for PageFault { address, is_protection } in found {
             let begun = Instant::now();
-            if is_protection {
-                match &mut shadow {
-                    Some(shadow) => shadow.write_fault(address, faults, tripwires),
-                    // An earlier pager has protected it.
-                    None => drop(faults.protect(&page_of(address), false)),
+            let mut status = status.lock();
+            let counts = &mut status.counts;
+            counts.faults += u64::from(!is_protection);
+            let served = match (is_protection, &mut *work) {
+                (true, Work::Shadow(shadow)) => {
+                    shadow.write_fault(address, faults, tripwires);
+                    None
                 }
-                counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
-                return;
-            }
-            counts.faults += 1;
-            if let (Some(shadow), Some(part)) = (&mut shadow, part_of(memory, address)) {
-                let run = run_of(page_of(address).start, &part.range());
-                shadow.missing(run, faults, tripwires);
-            }
-            match serve_fault(faults, memory, address) {
-                Served::Zeroed(bytes) => counts.zeroed_bytes += bytes,
-                Served::Present => counts.repeated += 1,
-                Served::Stray => counts.strays += 1,
-                Served::Released => counts.released += 1,
+                (true, Work::Eviction(eviction)) => {
+                    serve_protected(faults, Some(&mut eviction.away), address);
+                    None
+                }
+                // An earlier pager has protected it.
+                (true, Work::None) => {
+                    serve_protected(faults, None, address);
+                    None
+                }
+                (false, Work::Shadow(shadow)) => {
+                    if let Some(part) = part_of(memory, address) {
+                        let run = run_of(page_of(address).start, &part.range());
+                        shadow.missing(run, faults, tripwires);
+                    }
+                    Some(serve_missing(faults, memory, None, address))
+                }
+                (false, Work::Eviction(eviction)) => {
+                    Some(serve_missing(faults, memory, Some(&mut eviction.away), address))
+                }
+                (false, Work::None) => Some(serve_missing(faults, memory, None, address)),
+            };
+            match served {
+                Some(Served::Zeroed(bytes)) => counts.zeroed_bytes += bytes,
+                Some(Served::Present) => counts.repeated += 1,
+                Some(Served::Stray) => counts.strays += 1,
+                Some(Served::Released) => counts.released += 1,
+                Some(Served::Brought | Served::Later) | None => {}
             }
             counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
-        });
-        if let Some(shadow) = shadow {
-            status.shadow = shadow.counts();
+            drop(status);
+            if let Work::Eviction(eviction) = work {
+                let page = page_of(address).start;
+                match served {
+                    Some(Served::Zeroed(bytes)) => eviction.touched(page, bytes, false),
+                    Some(Served::Brought) => {
+                        eviction.note_fault(begun.elapsed());
+                        eviction.touched(page, page_of(page).end - page, true);
+                    }
+                    _ => {}
+                }
+                if eviction.is_far_over() && self.ending.is_none() {
+                    eviction.evict_some(faults, tripwires, STEP_TIME);
+                }
+            }
         }
-        served
+        let mut status = status.lock();
+        match work {
+            Work::Shadow(shadow) => status.shadow = shadow.counts(),
+            Work::Eviction(eviction) => status.eviction = eviction.counts(),
+            Work::None => {}
+        }
+        Ok(())
     }
 
     fn replace_guard(&mut self) {
         if let Some(guard) = self.guard.take() {
             guard.bury();
         }
-        let lock = self.place.lock.as_fd();
-        self.guard = Guard::start(self.helpers.guard(), &self.faults, lock, &self.memory).ok();
+        let ward = Ward::of(&self.vmm, &self.memory, &self.place);
+        let Self { helpers, faults, place, record, .. } = self;
+        self.guard = start_guard(helpers, faults, place, &ward, record).ok();
         let mut status = self.status.lock();
         status.counts.guards_lost += 1;
         status.guard = self.guard.as_ref().map_or(0, Guard::process);
+        self.record.guard = status.guard;
+        let _ = self.place.write(&self.record);
     }
 
     /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then
-    /// does nothing, for the next pager.
+    /// does nothing, for the next pager. If pages are away that cannot come, they are left to the
+    /// guard, and the state is `orphaned`.
     pub fn detach(mut self) -> PagerStatus {
-        let ask = self.shadow.take().map(|work| {
-            self.status.lock().shadow = work.shadow.finish(&self.faults, &self.tripwires);
-            work.ask
-        });
-        guard::release(&self.faults, &self.memory);
-        // Daemons need take no leases any more.
-        if let Some(ask) = ask {
-            ask();
+        let begun = Instant::now();
+        let has_ended = crate::vmm::Vmm::open(self.vmm.process())
+            .map_or(true, |now| now.start_ticks() != self.vmm.start_ticks());
+        if let Work::Eviction(eviction) = &mut self.work {
+            while !has_ended && !eviction.away.is_complete() && begun.elapsed() < FAILED_TIME_MAX {
+                if !eviction.away.bring_some(&self.faults, STEP_TIME) {
+                    std::thread::sleep(STUCK_PAUSE);
+                }
+            }
+            self.status.lock().eviction = eviction.counts();
+            // A damaged page stays an error, and not zeroes, only while it is registered.
+            if !has_ended && eviction.away.count() > 0 {
+                let mut status = self.status.lock().clone();
+                "orphaned".clone_into(&mut status.state);
+                return status;
+            }
         }
+        let eviction = match std::mem::take(&mut self.work) {
+            Work::Shadow(shadow) => {
+                self.status.lock().shadow = shadow.finish(&self.faults, &self.tripwires, has_ended);
+                None
+            }
+            Work::Eviction(eviction) => Some(eviction),
+            Work::None => None,
+        };
+        guard::release(&self.faults, &self.memory);
         self.record.is_attached = false;
-        // A record that says otherwise costs nothing: the next pager adopts what there is.
-        let _ = self.place.write(&self.record);
+        self.record.store = None;
+        // A record that says otherwise costs nothing, but for one that names a store: the next
+        // pager adopts what there is.
+        if self.place.write(&self.record).is_ok() || has_ended {
+            if let Some(eviction) = eviction {
+                eviction.away.end(has_ended);
+            }
+        }
         if let Some(guard) = self.guard.take() {
             guard.end();
         }
-        let has_ended = crate::vmm::Vmm::open(self.vmm.process())
-            .map_or(true, |now| now.start_ticks() != self.vmm.start_ticks());
         let mut status = self.status.lock().clone();
         if has_ended {
             self.place.remove();
@@ -275,79 +532,52 @@ impl Pager {
     }
 }
 
-/// What became of a fault.
-enum Served {
-    /// So many bytes of zeroes came into being.
-    Zeroed(u64),
-    /// The page was there.
-    Present,
-    /// There is no such memory any more.
-    Stray,
-    /// The kernel could not make a page for the pager. It serves the faults itself now.
-    Released,
+/// What has happened while a pager waited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Woken {
+    has_faults: bool,
+    has_ended: bool,
+    is_asked: bool,
+    is_limited: bool,
+    is_alone: bool,
+    is_wanted: bool,
 }
 
-/// The page of an address.
-fn page_of(address: u64) -> Range<u64> {
-    let page = address & !(PAGE - 1);
-    page..page + PAGE
+fn can_evict(eviction: &Eviction) -> Result<(), Failure> {
+    if eviction.can_evict() {
+        return Ok(());
+    }
+    Err(Failure::new("this user does not see where pages are and what they are part of")
+        .advise("run the pager as root"))
 }
 
-fn part_of(memory: &[MappedMemory], address: u64) -> Option<&MappedMemory> {
-    memory.iter().find(|part| part.range().contains(&address))
-}
-
-fn serve_fault(faults: &UserFault, memory: &[MappedMemory], address: u64) -> Served {
-    let own = page_of(address);
-    let page = own.start;
-    let Some(part) = part_of(memory, address) else {
-        let _ = faults.wake(&own);
-        return Served::Stray;
-    };
-    let run = run_of(page, &part.range());
-    // From the beginning of the run, as if it were all missing; else from the page on.
-    let mut zeroed = 0;
-    for attempt in [run.clone(), page..run.end] {
-        match faults.zero(&attempt) {
-            Ok(bytes) => {
-                zeroed += bytes;
-                if attempt.start + bytes > page {
-                    return Served::Zeroed(zeroed);
-                }
+/// Notes what keeps pages from leaving, or has them come in.
+fn look_at_holders(eviction: &mut Eviction, vmm: &Vmm, maps: &[ProcessMap], look: &mut Look) {
+    if let Ok(now) = Vmm::mappings_of(vmm.process()) {
+        eviction.away.retain(|memory| hazard::is_mapped(&now, memory));
+    }
+    let found = hazard::check_now(vmm).and_then(|()| refusal::find_daemons(vmm, maps));
+    let mut obstacle = String::new();
+    let retreat = match found {
+        Err(refusal) => refusal.to_string(),
+        Ok(daemons) => {
+            let tables = eviction.away.tables();
+            // One that has a place in the table takes leases for what it maps. Whether it has
+            // mappings from before matters only to pages that have not left yet.
+            let retreat = look::check_members(tables, &daemons).err().unwrap_or_default();
+            let found = look::check_holders(tables, &daemons);
+            let has_leases = found.is_ok();
+            obstacle = found.unwrap_or_else(|reason| reason);
+            if !obstacle.is_empty() {
+                look.ask(has_leases);
             }
-            Err(error) => match Errno::from_io_error(&error) {
-                // The VMM changes its mappings at this moment: the thread tries again.
-                Some(Errno::EXIST | Errno::AGAIN) => {}
-                Some(Errno::NOENT | Errno::SRCH) => {
-                    let _ = faults.wake(&own);
-                    return Served::Stray;
-                }
-                _ => {
-                    let _ = faults.unregister(&part.range());
-                    return Served::Released;
-                }
-            },
+            // The kernel may have been set to make huge pages since.
+            if let Err(refusal) = refusal::check_pages(vmm, maps) {
+                obstacle = refusal.to_string();
+            }
+            retreat
         }
-    }
-    let _ = faults.wake(&own);
-    Served::Present
-}
-
-/// The run of pages that comes into being with `page`, within its mapping.
-fn run_of(page: u64, part: &Range<u64>) -> Range<u64> {
-    let start = page & !(RUN - 1);
-    start.max(part.start)..(start + RUN).min(part.end)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_lies_in_its_mapping() {
-        let part = 0x1_3000..0x4_2000;
-        assert_eq!(run_of(0x2_5000, &part), 0x2_0000..0x3_0000);
-        assert_eq!(run_of(0x1_3000, &part), 0x1_3000..0x2_0000);
-        assert_eq!(run_of(0x4_1000, &part), 0x4_0000..0x4_2000);
-    }
+    };
+    eviction.set_obstacle(&obstacle);
+    eviction.set_retreat(&retreat);
 }

@@ -1,6 +1,14 @@
-//! What a pager leaves for the next one, and the lock that only one holds.
+//! What a pager leaves for the next one, and the locks.
 //!
-//! `PID.lock` is locked by the pager and its guard together, and free when both have ended.
+//! | file | locked by |
+//! |---|---|
+//! | `PID.lock` | the pager: there is one at a time |
+//! | `PID.guard` | who serves the faults: the pager together with its guard, which alone keeps it when the pager has died |
+//! | `PID.wish` | a pager that waits for `PID.guard`: a guard that serves then ends |
+//!
+//! A pager starts its own guard before it waits, so that somebody serves whenever it dies. A guard
+//! whose pager has died waits for `PID.guard`, however many do, and gives it away once for each wish:
+//! a pager that dies while it waits leaves at least two. The files stay as long as the VMM runs.
 //! `PID.json` says which descriptor of the VMM is the userfaultfd. It is written before the
 //! injection too: a pager that died in between has left a descriptor that was not there before.
 
@@ -18,9 +26,12 @@ use crate::vmm::Vmm;
 
 /// Where records are by default.
 pub const FOLDER: &str = "/run/fathom/pager";
-/// For how long a lock is waited for: a guard that has lost its pager needs a moment.
+/// For how long the lock is waited for: a pager that was asked to detach needs a moment.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// For how long a guard that serves is waited for.
+const GUARD_TIME_MAX: Duration = Duration::from_secs(10);
+const GUARD_PAUSE: Duration = Duration::from_millis(1);
 
 /// What is known of a VMM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +46,25 @@ pub struct PagerRecord {
     pub descriptor: Option<i32>,
     /// Whether a pager was attached: it has not detached since.
     pub is_attached: bool,
+    /// The store of the pages that are away; none before a page may leave.
+    #[serde(default)]
+    pub store: Option<PathBuf>,
+    /// The folder of the tables of leases that belong to it.
+    #[serde(default)]
+    pub leases: PathBuf,
+    /// The last guard's process.
+    #[serde(default)]
+    pub guard: u32,
 }
 
 /// The place of a VMM's record, locked.
 #[derive(Debug)]
 pub(crate) struct RecordPlace {
     path: PathBuf,
-    /// The lock, which lives as long as one of its descriptors.
-    pub lock: File,
+    /// The lock of pagers.
+    _lock: File,
+    /// The lock of who serves, which lives as long as one of its descriptors.
+    pub guard: File,
 }
 
 impl RecordPlace {
@@ -58,12 +80,8 @@ impl RecordPlace {
         fs::create_dir_all(folder).map_err(failed)?;
         fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
         let path = folder.join(format!("{}.json", vmm.process()));
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path.with_extension("lock"))
-            .map_err(failed)?;
+        let lock = open_lock(&path.with_extension("lock")).map_err(failed)?;
+        let guard = open_lock(&path.with_extension("guard")).map_err(failed)?;
         let begun = Instant::now();
         while let Err(error) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             if begun.elapsed() > LOCK_TIME_MAX {
@@ -74,12 +92,46 @@ impl RecordPlace {
             }
             std::thread::sleep(LOCK_PAUSE);
         }
-        Ok(Self { path, lock })
+        Ok(Self { path, _lock: lock, guard })
+    }
+
+    /// Where the record is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file that a pager locks while it waits to serve.
+    pub fn wish(&self) -> PathBuf {
+        self.path.with_extension("wish")
+    }
+
+    /// Becomes the one that serves, together with the guard that has [`guard`](Self::guard).
+    ///
+    /// # Errors
+    /// When the guard of an earlier pager does not end.
+    pub fn take_over(&self, earlier: u32) -> Result<(), Failure> {
+        let failed = |error: io::Error| {
+            Failure::new(format!("the guard of an earlier pager (process {earlier}) does not end"))
+                .advise("let it go on if it is stopped; it serves the guest's faults meanwhile")
+                .because(error)
+        };
+        let wish = open_lock(&self.wish()).map_err(failed)?;
+        let begun = Instant::now();
+        for lock in [&wish, &self.guard] {
+            while let Err(error) = rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive)
+            {
+                if begun.elapsed() > GUARD_TIME_MAX {
+                    return Err(failed(error.into()));
+                }
+                std::thread::sleep(GUARD_PAUSE);
+            }
+        }
+        Ok(())
     }
 
     /// The record, if it is of this VMM.
     pub fn read(&self, vmm: &Vmm) -> Option<PagerRecord> {
-        let record: PagerRecord = serde_json::from_slice(&fs::read(&self.path).ok()?).ok()?;
+        let record = read(&self.path)?;
         let is_of_it = record.start_ticks == vmm.start_ticks() && record.process == vmm.process();
         is_of_it.then_some(record)
     }
@@ -97,10 +149,35 @@ impl RecordPlace {
 
     /// Removes what is left of a VMM that has ended.
     pub fn remove(&self) {
-        for extension in ["json", "new", "sock", "lock"] {
+        for extension in ["json", "new", "sock", "wish", "guard", "lock"] {
             let _ = fs::remove_file(self.path.with_extension(extension));
         }
     }
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    File::options().create(true).truncate(false).write(true).open(path)
+}
+
+/// Whether a pager waits to serve.
+pub(crate) fn is_wished(wish: &Path) -> bool {
+    // Not created: without the file nobody waits.
+    let Ok(file) = File::options().read(true).open(wish) else { return false };
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+/// Waits until no pager waits to serve.
+///
+/// # Errors
+/// Those of the file.
+pub(crate) fn await_wish(wish: &Path) -> io::Result<()> {
+    let file = File::options().read(true).open(wish)?;
+    Ok(rustix::fs::flock(&file, FlockOperation::LockShared)?)
+}
+
+/// The record at a path; `None` if it cannot be read.
+pub(crate) fn read(path: &Path) -> Option<PagerRecord> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
 /// Which of the userfaultfds that the VMM has now is ours. `None` if it was not made, or more than

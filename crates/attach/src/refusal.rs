@@ -63,6 +63,14 @@ pub enum AttachRefusal {
     ShadowStack,
     /// Another userfaultfd has its memory: QEMU's own, or that of a pager that nobody knows.
     Registered,
+    /// It reads its file, named here, past the kernel's cache into its guest's memory.
+    DirectIo(String),
+    /// It has memory of virtio-mem, which its guest may expect to be zeroes after it was given back.
+    VirtioMem,
+    /// Its guest may run guests.
+    Nested,
+    /// Its children have its guest's memory, named here.
+    Inherited(String),
     /// The process has ended.
     Ended,
 }
@@ -103,6 +111,14 @@ impl fmt::Display for AttachRefusal {
             Self::ShadowStack => out.write_str("it has a shadow stack"),
             Self::Registered => {
                 out.write_str("another userfaultfd has its memory, which no record here mentions")
+            }
+            Self::DirectIo(path) => {
+                write!(out, "its device reads {} directly into its guest's memory", clean(path))
+            }
+            Self::VirtioMem => out.write_str("it has memory of virtio-mem"),
+            Self::Nested => out.write_str("its guest may run guests of its own"),
+            Self::Inherited(path) => {
+                write!(out, "its children would have its guest's memory ({})", clean(path))
             }
             Self::Ended => out.write_str("it has ended"),
         }
@@ -149,6 +165,16 @@ impl Failing for AttachRefusal {
                 "end what has it: a migration in mode postcopy, a background snapshot, or a pager \
                  that keeps its records in another folder (--folder)"
             }
+            Self::DirectIo(_) => {
+                "start it with cache.direct=off (cache=writeback) for that disk, or serve the disk \
+                 with fathom"
+            }
+            Self::VirtioMem => "start it without virtio-mem, or leave out --limit",
+            Self::Nested => {
+                "start it without nested virtualisation (-cpu host,-vmx or -cpu host,-svm), or leave \
+                 out --limit"
+            }
+            Self::Inherited(_) => "use QEMU, which excludes it (MADV_DONTFORK), or leave out --limit",
             Self::Ended => "",
         }
         .to_owned()
@@ -178,12 +204,12 @@ pub(crate) fn check_process(vmm: &Vmm) -> Result<(), AttachRefusal> {
     Ok(())
 }
 
-fn locked_bytes(line: &str) -> u64 {
+pub(crate) fn locked_bytes(line: &str) -> u64 {
     let kib = line.split_whitespace().next().and_then(|word| word.parse().ok());
     kib.unwrap_or(0_u64).saturating_mul(1024)
 }
 
-fn check_files(files: &[ProcessFile]) -> Result<(), AttachRefusal> {
+pub(crate) fn check_files(files: &[ProcessFile]) -> Result<(), AttachRefusal> {
     for file in files {
         if let Some((_, kind)) = PINNING.iter().find(|(link, _)| file.link.starts_with(link)) {
             return Err(AttachRefusal::Pinned(kind));
@@ -392,6 +418,10 @@ mod tests {
             AttachRefusal::Forbidden,
             AttachRefusal::ShadowStack,
             AttachRefusal::Registered,
+            AttachRefusal::DirectIo("/x".into()),
+            AttachRefusal::VirtioMem,
+            AttachRefusal::Nested,
+            AttachRefusal::Inherited("/x".into()),
         ];
         for refusal in all {
             assert!(!refusal.remedy().is_empty(), "{refusal}");

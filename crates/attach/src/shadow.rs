@@ -23,14 +23,16 @@ use std::time::{Duration, Instant};
 use fathom_failure::Failure;
 use fathom_guest_memory::{LeaseTable, MemoryFile, PageWord, PagerLeases};
 
+use crate::away;
 use crate::counts::ShadowCounts;
 use crate::folios::{Folio, Folios};
+use crate::look;
 use crate::memory::MappedMemory;
+use crate::store::{PAGE, Page};
 use crate::tripwire::Tripwire;
 use crate::userfault::UserFault;
 use crate::vmm::Vmm;
 
-const PAGE: u64 = 4096;
 /// The pages at which a sweep looks. Faults wait meanwhile, about ten microseconds for each.
 const BATCH: usize = 32;
 /// A page at which the guest has written counts as hot for so many sweeps of the memory.
@@ -38,8 +40,6 @@ const HOT_SWEEPS: u8 = 4;
 
 /// The longest time of the comparisons at the end.
 const FINISH_TIME_MAX: Duration = Duration::from_millis(100);
-
-type Page = [u8; PAGE as usize];
 
 /// A copy of a page.
 #[derive(Debug)]
@@ -126,8 +126,10 @@ impl Shadow {
             let heat = vec![0; (part.length() / PAGE) as usize];
             parts.push(Part { memory: part.clone(), table, heat });
         }
-        let start =
-            |(file, end): &(MemoryFile, u64)| PagerLeases::start(folder, *file, end.div_ceil(PAGE));
+        let owner = away::owner(vmm);
+        let start = |(file, end): &(MemoryFile, u64)| {
+            PagerLeases::start(folder, *file, end.div_ceil(PAGE), owner)
+        };
         let tables = files.iter().map(start).collect::<io::Result<Vec<_>>>();
         let tables = tables.map_err(|error| cannot("make the table of leases", &error))?;
         let pipe = UnixStream::pair().map_err(|error| cannot("make a socket", &error))?;
@@ -160,21 +162,7 @@ impl Shadow {
     /// The first that takes none.
     pub fn check_holders(&mut self, daemons: &[i32]) -> Result<(), String> {
         self.counts.obstacle.clear();
-        for table in &self.tables {
-            if table.table().is_lost() {
-                return Err("the table of leases is lost".into());
-            }
-            let holders = table.holders().map_err(|error| error.to_string())?;
-            let has_none = |process: &&i32| !holders.contains(&(**process as u32));
-            if let Some(process) = daemons.iter().find(has_none) {
-                return Err(format!("process {process} maps the memory and takes no leases"));
-            }
-            let holders = table.holders_for_eviction().map_err(|error| error.to_string())?;
-            let has_none = |process: &&i32| !holders.contains(&(**process as u32));
-            if let Some(process) = daemons.iter().find(has_none) {
-                self.counts.obstacle = format!("process {process} is not ready for it");
-            }
-        }
+        self.counts.obstacle = look::check_holders(&self.tables, daemons)?;
         Ok(())
     }
 
@@ -400,9 +388,14 @@ impl Shadow {
         self.order.clear();
     }
 
-    /// Drops all copies, and ends the leases. Compares those for which there is time: the guest's
+    /// Drops all copies, and removes the tables of a VMM that has ended. Compares those for which there is time: the guest's
     /// faults wait.
-    pub fn finish(mut self, faults: &UserFault, tripwires: &[Tripwire]) -> ShadowCounts {
+    pub fn finish(
+        mut self,
+        faults: &UserFault,
+        tripwires: &[Tripwire],
+        has_ended: bool,
+    ) -> ShadowCounts {
         let begun = Instant::now();
         for address in self.copies.keys().copied().collect::<Vec<_>>() {
             if begun.elapsed() > FINISH_TIME_MAX {
@@ -412,9 +405,9 @@ impl Shadow {
         }
         self.forget(faults);
         let counts = self.counts();
-        for table in self.tables {
-            table.end();
-        }
+        let tables = self.tables;
+        // Who has a lease keeps it as long as the VMM runs.
+        tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::remove);
         counts
     }
 }

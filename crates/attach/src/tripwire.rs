@@ -81,6 +81,11 @@ impl Tripwire {
         }
     }
 
+    /// The file that it maps.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The first missing page of the mapping, from its beginning in bytes.
     pub fn first_hole(&self) -> io::Result<Option<u64>> {
         let hole = match rustix::fs::seek(&self.file, SeekFrom::Hole(self.offset)) {

@@ -60,6 +60,7 @@ pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use dirty_log::DirtyLog;
 pub use lease::{
     GuestLeases, HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PageState, PageWord, PagerLeases,
+    TableOwner, WantedPages,
 };
 pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;

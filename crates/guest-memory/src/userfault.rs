@@ -9,17 +9,18 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFDIO, UFFDIO_REGISTER_MODE_MISSING,
-    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range, uffdio_register, uffdio_writeprotect,
+    _UFFDIO_POISON, UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFDIO,
+    UFFDIO_COPY_MODE_WP, UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP, uffdio_api,
+    uffdio_copy, uffdio_poison, uffdio_range, uffdio_register, uffdio_writeprotect,
     uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
-    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
     UFFDIO_ZEROPAGE,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, Setter, Updater};
+use rustix::ioctl::{Opcode, Setter, Updater, opcode};
 
 /// Faults of memory in files (`UFFD_FEATURE_MISSING_SHMEM`).
 pub const MISSING_SHMEM: u64 = linux_raw_sys::general::UFFD_FEATURE_MISSING_SHMEM as u64;
@@ -32,6 +33,8 @@ pub const SIGBUS: u64 = linux_raw_sys::general::UFFD_FEATURE_SIGBUS as u64;
 /// `USERFAULTFD_IOC_NEW`: makes a userfaultfd of the calling process, by an open
 /// `/dev/userfaultfd`.
 pub const NEW: u64 = (UFFDIO as u64) << 8;
+/// `UFFDIO_POISON`.
+const POISON: Opcode = opcode::read_write::<uffdio_poison>(UFFDIO as u8, _UFFDIO_POISON as u8);
 /// `UFFD_USER_MODE_ONLY`.
 const USER_MODE_ONLY: libc::c_int = 1;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
@@ -192,6 +195,39 @@ impl UserFault {
             (Err(error), _) => Err(error),
             (Ok(()), _) => Err(Errno::AGAIN.into()),
         }
+    }
+
+    /// Puts `content` at `address`, of whole pages, where all pages are missing, and protects them
+    /// against writes. Threads go on that wait for them; those that write wait again.
+    ///
+    /// # Errors
+    /// `EEXIST` if a page is not missing; `ENOENT` if the range is not registered; `ESRCH` if the
+    /// process has ended; `ENOMEM` if its memory group has no room; `EAGAIN` if it changes its
+    /// mappings at this moment.
+    pub fn copy_protected(&self, address: u64, content: &[u8]) -> io::Result<()> {
+        let mut request = uffdio_copy {
+            dst: address,
+            src: content.as_ptr() as u64,
+            len: content.len() as u64,
+            mode: u64::from(UFFDIO_COPY_MODE_WP),
+            copy: 0,
+        };
+        // SAFETY: the type is that of UFFDIO_COPY. The kernel reads `content`, and changes only
+        // pages that do not exist.
+        unsafe { update::<{ UFFDIO_COPY as Opcode }, _>(self.as_fd(), &mut request) }
+    }
+
+    /// Makes missing pages of `range` fail: a thread that touches one gets a `SIGBUS`, as if its
+    /// memory were broken.
+    ///
+    /// # Errors
+    /// `EINVAL` if the kernel cannot (before Linux 6.6), and as
+    /// [`copy_protected`](Self::copy_protected).
+    pub fn poison(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut request = uffdio_poison { range: raw(range), mode: 0, updated: 0 };
+        // SAFETY: the type is that of UFFDIO_POISON. The kernel changes only pages that do not
+        // exist.
+        unsafe { update::<POISON, _>(self.as_fd(), &mut request) }
     }
 
     /// Reads the faults that have occurred, without waiting: calls `each` with them.

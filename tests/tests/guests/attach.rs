@@ -10,6 +10,8 @@ use fathom_tests::{
 };
 use serde_json::{Value, json};
 
+use super::attach_evict::count;
+
 /// The memory of the guests.
 const MEMORY_MIB: u64 = 384;
 /// How often the pager is killed.
@@ -62,7 +64,8 @@ impl Scene {
         self.daemon.path("pagers")
     }
 
-    fn command(&self, words: &[&str]) -> Result<Command> {
+    /// `fathom pager` with these words.
+    pub fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(Daemon::binary()?);
         command.arg("pager").args(words).arg("--json").arg("--folder").arg(self.folder());
         Ok(command)
@@ -73,7 +76,8 @@ impl Scene {
         self.start_pager_with(verb, &[])
     }
 
-    fn start_pager_with(&self, verb: &str, further: &[&str]) -> Result<Pager> {
+    /// The same with further arguments.
+    pub fn start_pager_with(&self, verb: &str, further: &[&str]) -> Result<Pager> {
         let process = self.guest.process().id().to_string();
         let mut command = self.command(&[verb, &process])?;
         if verb == "attach" {
@@ -135,6 +139,13 @@ impl Scene {
 /// A pager in the background. It is killed when this value is dropped.
 pub(crate) struct Pager {
     child: Child,
+}
+
+impl Pager {
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
 }
 
 impl Drop for Pager {
@@ -220,7 +231,12 @@ fn reboot_and_balloon() -> Result<()> {
     let balloon = ["-device", "virtio-balloon-pci,free-page-reporting=on"];
     let Some(scene) = Scene::start(&balloon)? else { return Ok(()) };
     let guest = &scene.guest;
-    let (pager, _) = scene.pager("attach")?;
+    let control = scene.daemon.control_socket().display().to_string();
+    // Pages are away meanwhile.
+    let (pager, _) = scene.pager_with("attach", &["--limit", "100M", "--control", &control])?;
+    until("pages to leave", patience(60), || {
+        Ok((count(&scene.status()?, "evicted") > 2000).then_some(()))
+    })?;
     guest.reboot()?;
     assert_eq!(scene.status()?["registered_bytes"], MEMORY_MIB << 20);
     guest.check(
@@ -252,9 +268,12 @@ fn reboot_and_balloon() -> Result<()> {
     }
     assert_eq!(scene.status()?["registered_bytes"], MEMORY_MIB << 20);
     let rounds = scene.finish(checker)?;
+    assert!(count(&scene.status()?, "away_bytes") > 0);
     guest.reset()?;
     guest.check("head -c 30000000 /dev/urandom | md5sum")?;
     let last = scene.detach()?;
+    assert_eq!((count(&last, "damaged"), count(&last, "away_bytes")), (0, 0), "{last}");
+    println!("evicted {}, brought {}", count(&last, "evicted"), count(&last, "brought"));
     let counts = &last["counts"];
     println!("{rounds} checks, {} faults, {} bytes", counts["faults"], counts["zeroed_bytes"]);
     assert_eq!(last["counts"]["released"], 0, "{last}");

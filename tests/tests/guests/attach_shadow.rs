@@ -10,7 +10,7 @@ use super::attach::{CHECKER, Scene, wait_for_checker};
 
 /// Writes to the disk from the guest's memory and reads it back, through the guest's cache and
 /// beside it.
-const DISK_CHECKER: &str = "set -e; touch /run/disk-begun
+pub(crate) const DISK_CHECKER: &str = "set -e; touch /run/disk-begun
     while [ ! -e /t/stop ]; do
         dd if=/dev/urandom of=/run/d bs=64k count=64 2> /dev/null
         a=$(md5sum < /run/d)

@@ -2,6 +2,7 @@
 //! tests of all files share the limit on guests that run at the same time.
 
 mod attach;
+mod attach_evict;
 mod attach_shadow;
 mod cache;
 mod crash;

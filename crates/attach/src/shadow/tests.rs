@@ -105,7 +105,7 @@ impl Scene {
 
     fn finish(self) -> ShadowCounts {
         let Self { shadow, faults, tripwires, folder, .. } = self;
-        let counts = shadow.finish(&faults, &tripwires);
+        let counts = shadow.finish(&faults, &tripwires, true);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a table is left");
         counts
     }

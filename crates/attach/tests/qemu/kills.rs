@@ -103,7 +103,7 @@ pub fn an_injector_that_is_stopped() {
 pub fn a_pager_killed_at_each_step() {
     let mut machine = Machine::start();
     for round in 0..3 {
-        for step in 0..7 {
+        for step in 0..8 {
             machine.forget();
             PagerProcess::start(&machine, &[], "attach", &format!("pager:{step}")).died();
             machine.check();

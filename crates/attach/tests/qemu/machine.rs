@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_attach::{PagerStatus, Vmm};
 use tempfile::TempDir;
 
-use crate::roles::DIE_AT;
+use crate::roles::{DIE_AT, LIMIT, STORE};
 
 /// A wait that takes longer has failed. It decides nothing else.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,6 +23,30 @@ pub fn can_run() -> Result<(), String> {
     let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
     device.map(drop).map_err(|error| format!("/dev/userfaultfd: {error}"))
 }
+
+/// Where the pattern is in the guest's memory.
+const PATTERN_AT: u64 = 16 << 20;
+
+/// Pages of text, of one number, and of noise.
+fn pattern() -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(12);
+    let mut bytes = Vec::with_capacity(PATTERN_BYTES);
+    while bytes.len() < PATTERN_BYTES {
+        let mut page = vec![random.u8(..); 4096];
+        match random.u8(..10) {
+            0 => random.fill(&mut page),
+            1..4 => {}
+            _ => {
+                let varied = random.usize(..2500);
+                random.fill(&mut page[..varied]);
+            }
+        }
+        bytes.extend(page);
+    }
+    bytes
+}
+/// Its length in bytes.
+pub const PATTERN_BYTES: usize = 24 << 20;
 
 /// Waits until `work` has a value.
 pub fn until<T>(what: &str, mut work: impl FnMut() -> Option<T>) -> T {
@@ -82,13 +106,16 @@ impl Machine {
     }
 
     fn try_answer(&self) -> Option<()> {
+        self.ask(&["", "{\"execute\": \"qmp_capabilities\"}", "{\"execute\": \"query-status\"}"])
+    }
+
+    fn ask(&self, commands: &[&str]) -> Option<()> {
         let stream = UnixStream::connect(self.folder.path().join("qmp")).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut reader = BufReader::new(stream);
-        for command in ["", "qmp_capabilities", "query-status"] {
+        for command in commands {
             if !command.is_empty() {
-                let line = format!("{{\"execute\": \"{command}\"}}\n");
-                reader.get_mut().write_all(line.as_bytes()).ok()?;
+                reader.get_mut().write_all(format!("{command}\n").as_bytes()).ok()?;
             }
             let mut line = String::new();
             while !(line.contains("\"QMP\"") || line.contains("\"return\"")) {
@@ -112,6 +139,34 @@ impl Machine {
         }
         // Of two tries, one is after any call that was interrupted has been made again.
         self.try_answer().expect("QEMU does not answer");
+    }
+
+    /// With `MEMORY` bytes of a pattern in its memory.
+    pub fn with_pattern() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pattern");
+        std::fs::write(&path, pattern()).unwrap();
+        let loader = format!("loader,file={},addr={PATTERN_AT:#x},force-raw=on", path.display());
+        let memory = "memory-backend-memfd,id=m,size=64M,share=on";
+        let mut machine = Self::with(&[], memory, &["-device", &loader]);
+        machine.check_pattern();
+        machine
+    }
+
+    /// QEMU reads the pattern in its memory, as a device does.
+    pub fn check_pattern(&mut self) {
+        let path = self.folder.path().join("saved");
+        let line = format!(
+            "{{\"execute\": \"pmemsave\", \"arguments\": {{\"val\": {PATTERN_AT}, \"size\": {}, \
+             \"filename\": \"{}\"}}}}",
+            pattern().len(),
+            path.display()
+        );
+        self.ask(&["", "{\"execute\": \"qmp_capabilities\"}", &line])
+            .expect("QEMU does not answer");
+        let saved = std::fs::read(&path).unwrap();
+        let differs = saved.iter().zip(pattern()).position(|(one, other)| *one != other);
+        assert_eq!((saved.len(), differs), (pattern().len(), None), "the guest's memory is wrong");
     }
 
     /// How many userfaultfds QEMU has.
@@ -138,7 +193,13 @@ impl Drop for Machine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(store(self));
     }
+}
+
+/// The folder of the store of a machine's pages.
+fn store(machine: &Machine) -> PathBuf {
+    Path::new("/dev/shm").join(format!("fathom-test-pager-{}", machine.process()))
 }
 
 /// A pager in a process of its own.
@@ -152,6 +213,15 @@ impl PagerProcess {
     pub fn start(machine: &Machine, before: &[&str], mode: &str, die_at: &str) -> Self {
         let socket = machine.folder.path().join("own");
         Self::start_with(machine, before, &socket, mode, die_at)
+    }
+
+    /// Starts one that takes pages away, with a limit in bytes or none.
+    pub fn start_evicting(machine: &Machine, mode: &str, die_at: &str, limit: Option<u64>) -> Self {
+        let socket = machine.folder.path().join("own");
+        let mut words = vec!["env".to_owned(), format!("{STORE}={}", store(machine).display())];
+        words.extend(limit.map(|limit| format!("{LIMIT}={limit}")));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Self::start_with(machine, &words, &socket, mode, die_at)
     }
 
     pub fn start_with(

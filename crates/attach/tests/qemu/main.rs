@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "a process that traces another, and a mapping")]
 
+mod evictions;
 mod kills;
 mod machine;
 mod refusals;
@@ -21,6 +22,11 @@ const TESTS: &[Test] = &[
     ("a_pager_killed_at_each_step", kills::a_pager_killed_at_each_step),
     ("a_guard_that_is_killed_is_replaced", kills::a_guard_that_is_killed_is_replaced),
     ("two_pagers_are_one_too_many", kills::two_pagers_are_one_too_many),
+    ("pages_leave_and_a_limit_changes", evictions::pages_leave_and_a_limit_changes),
+    ("pagers_killed_with_pages_away", evictions::pagers_killed_with_pages_away),
+    ("guards_killed_with_pages_away", evictions::guards_killed_with_pages_away),
+    ("a_foreign_process_has_all_pages_come_in", evictions::a_foreign_process_has_all_pages_come_in),
+    ("what_has_no_limit", evictions::what_has_no_limit),
     ("memory_that_is_not_shared", refusals::memory_that_is_not_shared),
     ("memory_on_a_disk_and_in_huge_pages", refusals::memory_on_a_disk_and_in_huge_pages),
     ("locked_memory", refusals::locked_memory),

@@ -3,11 +3,20 @@
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use fathom_attach::{AttachOptions, Helpers, Pager, SystemCall, Vmm, attach, guard, inject};
+use fathom_attach::{
+    AttachOptions, Control, EvictionOptions, Helpers, Pager, SystemCall, Vmm, attach, guard, inject,
+};
+use fathom_failure::Failure;
 
 /// Names the step, of pager or injector, at which it ends itself, as `pager:2`.
 pub const DIE_AT: &str = "FATHOM_TEST_DIE_AT";
+
+/// Names the folder of the store of pages; none without eviction.
+pub const STORE: &str = "FATHOM_TEST_STORE";
+/// The limit in bytes; none for no limit.
+pub const LIMIT: &str = "FATHOM_TEST_LIMIT";
 
 /// The helpers: this program.
 pub fn helpers() -> Helpers {
@@ -50,7 +59,8 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
                 helpers: helpers(),
                 must_adopt: arguments[4] == "adopt",
             };
-            match attach(vmm, &options, &mut |step| pass("pager", step as usize)) {
+            let attached = attach(vmm, &options, &mut |step| pass("pager", step as usize));
+            match attached.and_then(|pager| with_limit(pager, &arguments[2])) {
                 Ok(pager) => serve(pager),
                 Err(failure) => {
                     println!("refused: {failure:#}");
@@ -70,8 +80,27 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
+/// Has a pager take pages away, if this test wants it.
+fn with_limit(mut pager: Pager, folder: &str) -> Result<Pager, Failure> {
+    let Ok(store) = std::env::var(STORE) else { return Ok(pager) };
+    let leases = PathBuf::from(folder).with_extension("leases");
+    pager.allow_eviction(EvictionOptions { leases, store: store.into(), ask: Arc::new(|| {}) });
+    let limit = std::env::var(LIMIT).ok().map(|limit| limit.parse().unwrap());
+    match pager.set_limit(limit) {
+        Ok(()) => Ok(pager),
+        Err(failure) => {
+            pager.detach();
+            Err(failure)
+        }
+    }
+}
+
 /// Serves until the standard input ends.
 fn serve(mut pager: Pager) {
+    let folder = PathBuf::from(std::env::args().nth(3).unwrap());
+    let (status, limit) = (pager.status(), pager.limit());
+    let process = pager.vmm().process();
+    let _control = Control::start(&folder, process, status, limit).unwrap();
     println!("attached: {}", serde_json::to_string(&*pager.status().lock()).unwrap());
     pager.serve(std::io::stdin().as_fd()).unwrap();
     println!("detached: {}", serde_json::to_string(&pager.detach()).unwrap());

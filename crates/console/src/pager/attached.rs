@@ -1,20 +1,24 @@
-//! The pagers of this host: `fathom pager attach`, `adopt`, `detach`, `list`.
+//! The pagers of this host: `fathom pager attach`, `adopt`, `limit`, `detach`, `list`.
 
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use fathom_attach::{
-    AttachOptions, Control, FOLDER, Helpers, LEASE_FOLDER, Pager, PagerStatus, Request, ServeEnd,
-    ShadowOptions, SystemCall, Vmm,
+    AttachOptions, Control, EvictionOptions, FOLDER, Helpers, LEASE_FOLDER, Pager, PagerStatus,
+    Request, STORE_FOLDER, ServeEnd, ShadowOptions, SystemCall, Vmm,
 };
 use fathom_control::Bytes;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::connection::ControlOptions;
 use crate::failure::{CommandResult, Failure};
+use crate::output::progress::Progress;
 use crate::output::style::Style;
 use crate::output::table::{Table, TableColumn};
 use crate::output::{self, Format};
@@ -26,6 +30,8 @@ const COMMAND_BYTES_MAX: usize = 1 << 20;
 
 /// The least memory for copies, in bytes.
 const SHADOW_BYTES_MIN: u64 = 1 << 20;
+/// The least limit, in bytes.
+const LIMIT_BYTES_MIN: u64 = 16 << 20;
 
 /// Which machine, and where pagers keep their records.
 #[derive(Debug, Args)]
@@ -48,14 +54,17 @@ struct Folder {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The command is the pager: it serves the machine's faults until it is asked to detach, or gets
-SIGTERM or SIGINT. If it is killed, its guard, a second process, leaves the faults to the kernel,
-and the machine goes on. Nothing leaves the guest's memory: there is no limit yet.
+SIGTERM or SIGINT. If it is killed, its guard, a second process, serves in its place.
+
+With --limit, what is more than that of the guest's memory leaves the host's memory, compressed, and
+comes back when the guest, or the daemon, touches it. The store is in memory, too: so the host wins
+what compression saves. `fathom pager limit` changes the limit of a pager that runs.
 
 With --shadow it does all that would take a page away, but for taking it away, and compares: a
 mismatch in `fathom pager list` would have been a lost write. The daemon takes leases meanwhile.
 
 Examples:
-  fathom pager attach web --qmp /run/web.qmp
+  fathom pager attach web --qmp /run/web.qmp --limit 2G
   fathom pager attach web --qmp /run/web.qmp --shadow 64M
   fathom pager attach 4711 --json        without --qmp, QEMU itself needs the right
 
@@ -68,13 +77,20 @@ pub struct AttachCommand {
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
     #[command(flatten)]
-    shadow: ShadowArguments,
+    work: WorkArguments,
     #[command(flatten)]
     format: Format,
 }
 
+/// What a pager does beside serving faults.
 #[derive(Debug, Args)]
-struct ShadowArguments {
+struct WorkArguments {
+    /// Have at most so many bytes of the guest's memory in the host's memory
+    #[arg(long, value_name = "SIZE", conflicts_with = "shadow")]
+    limit: Option<Bytes>,
+    /// The folder of the pages that have left: in memory, for this user alone
+    #[arg(long, value_name = "FOLDER", default_value = STORE_FOLDER)]
+    store: PathBuf,
     /// Copy pages that could leave, at most so many bytes, and compare them later
     #[arg(long, value_name = "SIZE")]
     shadow: Option<Bytes>,
@@ -82,21 +98,71 @@ struct ShadowArguments {
     control: ControlOptions,
 }
 
-impl ShadowArguments {
-    /// Has a pager begin, if it was asked for.
+impl WorkArguments {
+    /// Has a pager begin with what was asked for.
     fn start(&self, pager: &mut Pager) -> CommandResult {
-        let Some(Bytes(bytes)) = self.shadow else { return Ok(()) };
-        if bytes < SHADOW_BYTES_MIN {
-            let text = format!("--shadow needs at least {}", Bytes(SHADOW_BYTES_MIN));
-            return Err(Failure::new(text).advise("give more memory"));
-        }
         let control = self.control.clone();
-        let ask = move || {
+        let ask = Arc::new(move || {
             // A daemon that does not answer maps no memory, or the pager finds out.
             let _ = control.client().renew_leases();
-        };
-        let folder = PathBuf::from(LEASE_FOLDER);
-        Ok(pager.start_shadow(ShadowOptions { folder, bytes, ask: Arc::new(ask) })?)
+        });
+        let leases = PathBuf::from(LEASE_FOLDER);
+        if let Some(Bytes(bytes)) = self.shadow {
+            at_least(bytes, SHADOW_BYTES_MIN, "--shadow")?;
+            return Ok(pager.start_shadow(ShadowOptions { folder: leases, bytes, ask })?);
+        }
+        pager.allow_eviction(EvictionOptions { leases, store: self.store.clone(), ask });
+        if let Some(Bytes(bytes)) = self.limit {
+            at_least(bytes, LIMIT_BYTES_MIN, "--limit")?;
+            pager.set_limit(Some(bytes))?;
+        }
+        Ok(())
+    }
+}
+
+fn at_least(bytes: u64, least: u64, option: &str) -> CommandResult {
+    if bytes >= least {
+        return Ok(());
+    }
+    let text = format!("{option} needs at least {}", Bytes(least));
+    Err(Failure::new(text).advise("give more memory"))
+}
+
+/// Options of `fathom pager limit`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Pages leave, or may stay, from now on. Pages that are away come back when they are touched; to have
+all of them back, detach the pager.
+
+Examples:
+  fathom pager limit web 2G
+  fathom pager limit web none
+  fathom pager limit 4711 512M --json
+
+Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.")]
+pub struct LimitCommand {
+    #[command(flatten)]
+    target: Target,
+    /// The most bytes of the guest's memory that are to be in the host's memory, or `none`
+    #[arg(value_name = "SIZE")]
+    limit: Limit,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// A limit in bytes; none for `none`.
+#[derive(Clone, Copy, Debug)]
+struct Limit(Option<u64>);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let Bytes(bytes) = text.parse().map_err(|error| format!("{error}; or `none`"))?;
+        Ok(Self(Some(bytes)))
     }
 }
 
@@ -109,7 +175,7 @@ pager.
 
 Examples:
   fathom pager adopt web
-  fathom pager adopt web --shadow 64M
+  fathom pager adopt web --limit 2G
   fathom pager adopt 4711 --json
 
 Exit status: 0 when it has detached or the machine has ended, 1 for a failure, 2 for an invalid
@@ -118,7 +184,7 @@ pub struct AdoptCommand {
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
-    shadow: ShadowArguments,
+    work: WorkArguments,
     #[command(flatten)]
     format: Format,
 }
@@ -126,7 +192,8 @@ pub struct AdoptCommand {
 /// Options of `fathom pager detach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The pager ends. If it is dead, and its guard too, the command does what they would have done.
+All pages that are away come in, and the pager ends. If it is dead, and its guard too, the command
+does what they would have done.
 
 Examples:
   fathom pager detach web
@@ -143,9 +210,11 @@ pub struct DetachCommand {
 /// Options of `fathom pager list`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-STATE is `attached`, `detached`, `orphaned` (attached, and the pager is dead: adopt it) or `ended`
-(the machine has). REGISTERED is the memory whose faults the kernel reports to the pager, by its
-own account. SHADOW is what is copied and protected now, WRITES the guest's writes to such pages, and
+STATE is `attached`, `detaching` (the pages that are away come in), `detached`, `orphaned` (attached,
+and the pager is dead: adopt it) or `ended` (the machine has). RESIDENT is what of the guest's memory
+is in the host's, LIMIT the most that is to be, AWAY the pages that have left, and STORE the memory
+that they take now. REGISTERED is the memory whose faults the kernel reports to the pager, by its own
+account. SHADOW is what is copied and protected now, WRITES the guest's writes to such pages, and
 MISMATCH the pages that differed from a valid copy: none, unless something writes to the guest's
 memory that the pager does not know.
 
@@ -192,25 +261,85 @@ impl PagerHelper {
 
 /// Carries out `fathom pager attach`.
 pub fn attach(command: &AttachCommand) -> CommandResult {
-    let (target, shadow) = (&command.target, &command.shadow);
-    work(target, shadow, command.qmp.clone(), false, command.format.json)
+    let (target, work) = (&command.target, &command.work);
+    run(target, work, command.qmp.clone(), false, command.format.json)
 }
 
 /// Carries out `fathom pager adopt`.
 pub fn adopt(command: &AdoptCommand) -> CommandResult {
-    work(&command.target, &command.shadow, None, true, command.format.json)
+    run(&command.target, &command.work, None, true, command.format.json)
+}
+
+/// Carries out `fathom pager limit`.
+pub fn limit(command: &LimitCommand) -> CommandResult {
+    let Limit(limit) = command.limit;
+    at_least(limit.unwrap_or(LIMIT_BYTES_MIN), LIMIT_BYTES_MIN, "a limit")?;
+    let vmm = find(&command.target.machine)?;
+    let folder = &command.target.folder.folder;
+    let request = Request::Limit(limit.unwrap_or(0));
+    let status = fathom_attach::ask(folder, vmm.process(), request).map_err(|error| {
+        Failure::new(format!("the pager of process {} does not answer: {error}", vmm.process()))
+            .advise("see whether there is one: fathom pager list")
+    })?;
+    if !status.refused.is_empty() {
+        let reason = fathom_failure::text::foreign(&status.refused);
+        return Err(Failure::new(format!("the limit was not set: {reason}")));
+    }
+    if command.format.json {
+        return output::json(&status);
+    }
+    let eviction = &status.eviction;
+    let limit = limit.map_or_else(|| "no limit".to_owned(), |bytes| Bytes(bytes).to_string());
+    output::text_line(&format!(
+        "process {}: {limit}; {} resident, {} away",
+        status.process,
+        Bytes(eviction.resident_bytes),
+        Bytes(eviction.away_bytes)
+    ))
 }
 
 /// Carries out `fathom pager detach`.
 pub fn detach(command: &DetachCommand) -> CommandResult {
     let folder = &command.target.folder.folder;
     let vmm = find(&command.target.machine)?;
-    let status = match fathom_attach::ask(folder, vmm.process(), Request::Detach) {
+    let mut progress = None;
+    let mut wait = |status: &PagerStatus| {
+        let away = status.eviction.away_bytes;
+        let (first, progress) = progress.get_or_insert_with(|| {
+            let progress = Progress::new("Bringing pages in", away).silent(command.format.json);
+            (away, progress)
+        });
+        progress.update(first.saturating_sub(away));
+    };
+    let status = match fathom_attach::ask_to_detach(folder, vmm.process(), &mut wait) {
         Ok(status) => status,
         // It is dead: whoever locks the record is the only one.
-        Err(_) => fathom_attach::detach_orphan(&vmm, folder)?,
+        Err(_) => match fathom_attach::detach_orphan(&vmm, folder)? {
+            Some(status) => status,
+            None => detach_adopted(vmm, folder)?,
+        },
     };
+    drop(progress);
+    if status.state == "orphaned" {
+        report(&status, command.format.json)?;
+        let text = format!("{} of its memory cannot come in", Bytes(status.eviction.away_bytes));
+        return Err(Failure::new(text).advise(
+            "its guard serves on; see `damaged` in `fathom pager list --json`, and whether the \
+             machine's memory group has room",
+        ));
+    }
     report(&status, command.format.json)
+}
+
+/// Brings the pages in that a pager has left, and detaches.
+fn detach_adopted(vmm: Vmm, folder: &Path) -> CommandResult<PagerStatus> {
+    let mut pager = fathom_attach::attach(vmm, &options(folder, None, true), &mut |_| {})?;
+    let failed = |error: std::io::Error| Failure::new(format!("the pager cannot serve: {error}"));
+    // It is asked to detach before it begins.
+    let (stop, mut asker) = UnixStream::pair().map_err(failed)?;
+    asker.write_all(&[0]).map_err(failed)?;
+    pager.serve(stop.as_fd()).map_err(failed)?;
+    Ok(pager.detach())
 }
 
 /// Carries out `fathom pager list`.
@@ -232,18 +361,23 @@ fn table(found: &[PagerStatus]) -> Table {
         TableColumn::number("PROCESS"),
         TableColumn::text("STATE"),
         TableColumn::number("PAGER").importance(1),
-        TableColumn::number("MEMORY").importance(2),
-        TableColumn::number("REGISTERED"),
+        TableColumn::number("MEMORY").importance(1),
+        TableColumn::number("REGISTERED").importance(3),
+        TableColumn::number("RESIDENT").importance(1),
+        TableColumn::number("LIMIT"),
+        TableColumn::number("AWAY"),
+        TableColumn::number("STORE"),
         TableColumn::number("FAULTS"),
-        TableColumn::number("ZEROED").importance(2),
-        TableColumn::number("P50").importance(1),
+        TableColumn::number("ZEROED").importance(3),
+        TableColumn::number("P50").importance(2),
         TableColumn::number("P99"),
-        TableColumn::number("SHADOW").importance(2),
-        TableColumn::number("WRITES").importance(2),
-        TableColumn::number("MISMATCH"),
+        TableColumn::number("SHADOW").importance(3),
+        TableColumn::number("WRITES").importance(3),
+        TableColumn::number("MISMATCH").importance(2),
     ]);
+    let size = |bytes: u64| if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() };
     for status in found {
-        let (counts, shadow) = (&status.counts, &status.shadow);
+        let (counts, shadow, eviction) = (&status.counts, &status.shadow, &status.eviction);
         let percentile = |percent| output::latency(counts.fault_ns.percentile(percent));
         table.row([
             status.process.to_string(),
@@ -251,6 +385,10 @@ fn table(found: &[PagerStatus]) -> Table {
             if status.pager == 0 { "-".into() } else { status.pager.to_string() },
             Bytes(status.memory_bytes).to_string(),
             Bytes(status.registered_bytes).to_string(),
+            size(eviction.resident_bytes),
+            size(eviction.limit_bytes),
+            size(eviction.away_bytes),
+            size(eviction.store_bytes),
             counts.faults.to_string(),
             Bytes(counts.zeroed_bytes).to_string(),
             percentile(50.0),
@@ -270,38 +408,57 @@ fn table(found: &[PagerStatus]) -> Table {
 /// What the table has no column for.
 fn notes(found: &[PagerStatus]) -> String {
     let note = |status: &PagerStatus| {
-        let shadow = &status.shadow;
-        let (what, reason) = match (&*shadow.suspended, &*shadow.obstacle) {
-            ("", "") => return String::new(),
-            ("", obstacle) => ("no page could leave", obstacle),
-            (reason, _) => ("no shadow", reason),
-        };
-        let reason = fathom_failure::text::foreign(reason);
-        format!("\nprocess {}: {what}: {reason}", status.process)
+        let (shadow, eviction) = (&status.shadow, &status.eviction);
+        let has_limit = eviction.limit_bytes > 0;
+        let reasons = [
+            ("no page could leave", &shadow.obstacle, shadow.suspended.is_empty()),
+            ("no shadow", &shadow.suspended, true),
+            ("no page leaves", &eviction.obstacle, has_limit && eviction.retreat.is_empty()),
+            ("all pages come in", &eviction.retreat, has_limit || eviction.away_bytes > 0),
+        ];
+        let is_said =
+            |(_, reason, is_shown): &(&str, &String, bool)| *is_shown && !reason.is_empty();
+        let said = reasons.into_iter().filter(is_said).map(|(what, reason, _)| {
+            let reason = fathom_failure::text::foreign(reason);
+            format!("\nprocess {}: {what}: {reason}", status.process)
+        });
+        let mut text: String = said.collect();
+        if eviction.damaged > 0 {
+            let process = status.process;
+            text += &format!(
+                "\nprocess {process}: {} pages are damaged: the guest gets an error for them",
+                eviction.damaged
+            );
+        }
+        text
     };
     found.iter().map(note).collect()
 }
 
+fn options(folder: &Path, qmp: Option<PathBuf>, must_adopt: bool) -> AttachOptions {
+    // This program, even if its file has been replaced since.
+    let program = PathBuf::from("/proc/self/exe");
+    let helper = |name: &str| vec![HELPER.into(), name.into()];
+    let helpers = Helpers { program, injector: helper("inject"), guard: helper("guard") };
+    AttachOptions { folder: folder.to_owned(), qmp, helpers, must_adopt }
+}
+
 /// Is a pager: attaches, serves, detaches.
-fn work(
+fn run(
     target: &Target,
-    shadow: &ShadowArguments,
+    work: &WorkArguments,
     qmp: Option<PathBuf>,
     must_adopt: bool,
     json: bool,
 ) -> CommandResult {
     let folder = &target.folder.folder;
-    // This program, even if its file has been replaced since.
-    let program = PathBuf::from("/proc/self/exe");
-    let helper = |name: &str| vec![HELPER.into(), name.into()];
-    let helpers = Helpers { program, injector: helper("inject"), guard: helper("guard") };
-    let options = AttachOptions { folder: folder.clone(), qmp, helpers, must_adopt };
+    let options = options(folder, qmp, must_adopt);
     // Without it, the kernel might end the pager first when memory is short. Root may do it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let vmm = find(&target.machine)?;
     let process = vmm.process();
     let mut pager = fathom_attach::attach(vmm, &options, &mut |_| {})?;
-    if let Err(failure) = shadow.start(&mut pager) {
+    if let Err(failure) = work.start(&mut pager) {
         pager.detach();
         return Err(failure);
     }
@@ -317,6 +474,8 @@ fn work(
     control.end(&status);
     report(&status, json)?;
     match end {
+        _ if status.state == "orphaned" => Err(Failure::new("not all pages have come in")
+            .advise("its guard serves; see `fathom pager list`")),
         ServeEnd::Asked | ServeEnd::VmmEnded => Ok(()),
         ServeEnd::Unguarded => Err(Failure::new("it has detached: its guard cannot be started")
             .advise("see whether this user may start more processes")),
@@ -330,14 +489,15 @@ fn serve(
     json: bool,
 ) -> CommandResult<(Control, ServeEnd)> {
     let failed = |error: std::io::Error| Failure::new(format!("the pager cannot serve: {error}"));
-    let (control, signal) = Control::start(folder, process, pager.status()).map_err(failed)?;
+    let (control, signal) =
+        Control::start(folder, process, pager.status(), pager.limit()).map_err(failed)?;
     for number in [SIGTERM, SIGINT] {
         let signal: UnixStream = signal.try_clone().map_err(failed)?;
         signal_hook::low_level::pipe::register(number, signal).map_err(failed)?;
     }
     let status = pager.status().lock().clone();
     report(&status, json)?;
-    let end = pager.serve(std::os::fd::AsFd::as_fd(&control)).map_err(failed)?;
+    let end = pager.serve(control.as_fd()).map_err(failed)?;
     Ok((control, end))
 }
 
@@ -422,12 +582,21 @@ mod tests {
             state: "attached".into(),
             memory_bytes: 512 << 30,
             registered_bytes: 512 << 30,
+            eviction: fathom_attach::EvictionCounts {
+                limit_bytes: 200 << 30,
+                resident_bytes: 199 << 30,
+                away_bytes: 300 << 30,
+                store_bytes: 111 << 30,
+                ..Default::default()
+            },
             ..PagerStatus::default()
         };
         let text = table(&[status]).render(Some(80), Style::PLAIN);
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        assert!(text.contains("4194303") && text.contains("attached"), "{text}");
+        for word in ["4194303", "attached", "200G", "300G", "111G"] {
+            assert!(text.contains(word), "{text}");
+        }
     }
 }

@@ -51,6 +51,8 @@ enum PagerCommand {
     Attach(attached::AttachCommand),
     /// Take up what a pager that died has left
     Adopt(attached::AdoptCommand),
+    /// Change how much of a machine's memory is to be in the host's memory
+    Limit(attached::LimitCommand),
     /// Leave a machine's memory to the host's kernel again
     Detach(attached::DetachCommand),
     /// List the machines that have or had a pager
@@ -63,6 +65,7 @@ pub fn run(options: &PagerOptions) -> CommandResult {
         None => swapped::run(&options.control, options.guest.as_deref(), options.format.json),
         Some(PagerCommand::Attach(command)) => attached::attach(command),
         Some(PagerCommand::Adopt(command)) => attached::adopt(command),
+        Some(PagerCommand::Limit(command)) => attached::limit(command),
         Some(PagerCommand::Detach(command)) => attached::detach(command),
         Some(PagerCommand::List(command)) => attached::list(command),
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_guest_memory::{
-    GuestLeases, LEASE_FOLDER, MemoryFile, PageState, PageWord, PagerLeases,
+    GuestLeases, LEASE_FOLDER, MemoryFile, PageState, PageWord, PagerLeases, TableOwner,
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use vhost::VhostBackend;
@@ -41,7 +41,8 @@ impl Pager {
     /// `None` if this user cannot make the table.
     fn start(memory: &File) -> Option<Self> {
         let identity = MemoryFile::of(memory).unwrap();
-        match PagerLeases::start(Path::new(LEASE_FOLDER), identity, MEMORY / PAGE) {
+        let owner = TableOwner { process: std::process::id(), start_ticks: 0 };
+        match PagerLeases::start(Path::new(LEASE_FOLDER), identity, MEMORY / PAGE, owner) {
             Ok(leases) => Some(Self { leases: Some(leases), memory: memory.try_clone().unwrap() }),
             Err(error) => {
                 println!("Skipped: {LEASE_FOLDER}: {error}");
@@ -88,7 +89,7 @@ impl Pager {
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        self.leases.take().unwrap().end();
+        self.leases.take().unwrap().remove();
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{Buffers, GuestAddress, GuestMemory, MemoryOwner, Purpose, absences, 
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 16;
+const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1 };
 const BASE: u64 = 0x10_0000;
 
 struct Scene {
@@ -30,7 +31,7 @@ impl Scene {
         let file = File::from(rustix::fs::memfd_create("absent", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(PAGES * PAGE).unwrap();
         let identity = MemoryFile::of(&file).unwrap();
-        let pager = PagerLeases::start(folder.path(), identity, PAGES).unwrap();
+        let pager = PagerLeases::start(folder.path(), identity, PAGES, OWNER).unwrap();
         Self { folder, file, owner: Arc::default(), pager }
     }
 
@@ -226,7 +227,7 @@ fn pages_may_leave_only_when_no_access_from_before_the_leases_is_left() {
         return;
     }
     let identity = MemoryFile::of(&file).unwrap();
-    let pager = PagerLeases::start(folder.path(), identity, 1).unwrap();
+    let pager = PagerLeases::start(folder.path(), identity, 1, OWNER).unwrap();
     let mut on_disk = GuestMemory::default();
     on_disk.add(0, PAGE, file, 0, &Arc::default()).unwrap();
     let renewed = GuestLeases::renew(folder.path(), &on_disk, None).unwrap();

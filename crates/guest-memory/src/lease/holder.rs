@@ -15,6 +15,7 @@ use crate::pager::{Pager, Purpose, note_absence};
 use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
+use super::wanted::PagerBell;
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -33,6 +34,8 @@ struct Place {
     holder: usize,
     /// The number of leases in this place whose mappings are not registered.
     unregistered: AtomicUsize,
+    /// Wakes the pager when a page is wanted.
+    bell: Mutex<PagerBell>,
 }
 
 impl Place {
@@ -58,7 +61,9 @@ impl Place {
                 }
             }
         };
-        let place = Arc::new(Self { table, identity, holder, unregistered: AtomicUsize::new(0) });
+        let bell = Mutex::new(PagerBell::new(folder, memory));
+        let unregistered = AtomicUsize::new(0);
+        let place = Arc::new(Self { table, identity, holder, unregistered, bell });
         places.push(Arc::downgrade(&place));
         Ok(Some(place))
     }
@@ -75,8 +80,11 @@ impl Place {
     /// lease was refused, cannot come: what was away then may have arrived meanwhile.
     fn want(&self, pages: Range<u64>) -> bool {
         let can_come = pages.start < self.table.pages() && !self.table.is_lost();
-        for page in pages {
+        for page in pages.clone() {
             let _ = self.table.change(page, |word| Some(word.want()).filter(|next| *next != word));
+        }
+        if can_come {
+            self.bell.lock().ring(&pages);
         }
         can_come
     }

@@ -16,8 +16,8 @@
 //! - A lease on a page that is leaving makes it resident: the pager notices at its next step.
 //! - A lease for writing makes the pager's copy invalid in the same step, because writes through
 //!   another mapping than the VMM's raise no event.
-//! - A lease on a page that is not there is refused. It is remembered that the page is wanted, but
-//!   for a look.
+//! - A lease on a page that is not there is refused. It is remembered that the page is wanted, and
+//!   the pager is woken by a FIFO beside the table (`wanted.rs`), but for a look.
 //! - A touch without a lease of a page that is away is an error: a holder's mappings are registered
 //!   (`mapping/missing.rs`), and it says *ready for eviction* only when no other mapping is in use.
 //! - Of a holder that has died, reads are given back; pages that it may still be writing, by direct
@@ -37,8 +37,10 @@ mod model;
 mod table;
 #[cfg(test)]
 mod tests;
+mod wanted;
 mod word;
 
 pub use holder::GuestLeases;
-pub use table::{HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PagerLeases};
+pub use table::{HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PagerLeases, TableOwner};
+pub use wanted::WantedPages;
 pub use word::{PageState, PageWord};

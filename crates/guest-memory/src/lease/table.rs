@@ -37,6 +37,9 @@ const AT_PAGES: usize = 4;
 const AT_HOLDERS: usize = 8;
 /// How far a holder is: [`LEASES`] or [`EVICTION`].
 const AT_READY: usize = 16;
+/// The VMM's process, and when it started.
+const AT_OWNER: usize = 32;
+const AT_OWNER_START: usize = 33;
 /// All accesses of a holder take leases.
 const LEASES: u64 = 1;
 /// The same, and it touches no page that is away: its mappings are registered, and it has no
@@ -64,6 +67,11 @@ impl MemoryFile {
 
     pub(super) fn table(self, folder: &Path) -> PathBuf {
         folder.join(format!("{:x}-{:x}", self.device, self.inode))
+    }
+
+    /// The FIFO by which holders ask for pages.
+    pub(super) fn fifo(self, folder: &Path) -> PathBuf {
+        self.table(folder).with_extension("wanted")
     }
 }
 
@@ -119,7 +127,12 @@ impl LeaseTable {
     }
 
     /// Makes one, in place of any other.
-    fn create(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
+    fn create(
+        folder: &Path,
+        memory: MemoryFile,
+        pages: u64,
+        owner: TableOwner,
+    ) -> io::Result<Self> {
         if pages > PAGES_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "the memory is too large"));
         }
@@ -141,6 +154,8 @@ impl LeaseTable {
             (AT_DEVICE, memory.device),
             (AT_INODE, memory.inode),
             (AT_PAGES, pages),
+            (AT_OWNER, u64::from(owner.process)),
+            (AT_OWNER_START, owner.start_ticks),
             (AT_VERSION, VERSION),
             (AT_MAGIC, MAGIC),
         ] {
@@ -158,6 +173,11 @@ impl LeaseTable {
         if let Some(cell) = self.map.access().u64s().get(at) {
             cell.store(value, Ordering::Release);
         }
+    }
+
+    fn owner(&self) -> TableOwner {
+        let process = self.number(AT_OWNER) as u32;
+        TableOwner { process, start_ticks: self.number(AT_OWNER_START) }
     }
 
     /// The number of pages.
@@ -285,27 +305,62 @@ impl LeaseTable {
 pub struct PagerLeases {
     table: LeaseTable,
     path: PathBuf,
+    fifo: PathBuf,
+}
+
+/// A process that no other can be mistaken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableOwner {
+    /// Its number.
+    pub process: u32,
+    /// When it started, in ticks of the kernel's clock since the boot.
+    pub start_ticks: u64,
 }
 
 impl PagerLeases {
-    /// Takes up the table of a memory file of `pages` pages that an earlier pager has left, or
-    /// makes one. Copies of the earlier pager are dropped.
+    /// Takes up the table of a memory file of `pages` pages that an earlier pager of the same VMM
+    /// has left, or makes one. Copies of the earlier pager are dropped. The table stays as long as
+    /// the VMM runs: who has a lease keeps it.
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn start(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
+    pub fn start(
+        folder: &Path,
+        memory: MemoryFile,
+        pages: u64,
+        owner: TableOwner,
+    ) -> io::Result<Self> {
         let found = LeaseTable::open(folder, memory).ok().flatten();
-        let table = match found.filter(|table| table.pages == pages) {
+        let is_its = |table: &LeaseTable| table.pages == pages && table.owner() == owner;
+        let table = match found.filter(is_its) {
             Some(table) => table,
-            None => LeaseTable::create(folder, memory, pages)?,
+            None => LeaseTable::create(folder, memory, pages, owner)?,
         };
         table.change_all(PageWord::stay);
-        Ok(Self { table, path: memory.table(folder) })
+        Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
+    }
+
+    /// The table of a memory file that a living pager has made: nothing is changed.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be used.
+    pub fn join(folder: &Path, memory: MemoryFile) -> io::Result<Self> {
+        let table = LeaseTable::open(folder, memory)?.ok_or(ErrorKind::NotFound)?;
+        Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
     }
 
     /// The table.
     pub fn table(&self) -> &LeaseTable {
         &self.table
+    }
+
+    /// The processes that have a place in the table, and take leases for what they have mapped since.
+    /// What dead ones had only to read is given back.
+    ///
+    /// # Errors
+    /// Those of the table's file.
+    pub fn members(&self) -> io::Result<Vec<u32>> {
+        self.holders_from(0)
     }
 
     /// The processes of which all accesses take leases. What dead ones had only to read is given
@@ -345,9 +400,31 @@ impl PagerLeases {
         self.table.change_all(PageWord::stay);
     }
 
-    /// Removes the table. Holders that still have it take leases of no effect.
-    pub fn end(self) {
+    /// Removes the table of a VMM that has ended. Holders that still have it take leases of no
+    /// effect.
+    pub fn remove(self) {
         self.forget();
         let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.fifo);
+    }
+
+    /// Removes the tables in `folder` of VMMs that do not run.
+    pub fn remove_ended(folder: &Path, is_running: impl Fn(TableOwner) -> bool) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+            if path.extension().is_some() || !is_file {
+                continue;
+            }
+            let Ok(file) = File::open(&path) else { continue };
+            let Ok(header) = Mapping::read_only(&file, 0, HEADER as u64 * 8) else { continue };
+            let number = |at: usize| u64::from_ne_bytes(header.access().bytes(at * 8));
+            let process = number(AT_OWNER) as u32;
+            let owner = TableOwner { process, start_ticks: number(AT_OWNER_START) };
+            if number(AT_MAGIC) == MAGIC && !is_running(owner) {
+                let _ = fs::remove_file(&path);
+                let _ = fs::remove_file(path.with_extension("wanted"));
+            }
+        }
     }
 }

@@ -15,6 +15,7 @@ use crate::{Buffers, GuestAddress, GuestMemory, Purpose};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 16;
+const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1 };
 /// Names the folder for the test that plays the holder.
 const HOLDER: &str = "FATHOM_TEST_LEASE_HOLDER";
 
@@ -39,7 +40,7 @@ impl Scene {
 }
 
 fn pager(folder: &Path, file: &File) -> PagerLeases {
-    PagerLeases::start(folder, MemoryFile::of(file).unwrap(), PAGES).unwrap()
+    PagerLeases::start(folder, MemoryFile::of(file).unwrap(), PAGES, OWNER).unwrap()
 }
 
 /// The memory behind a hole at its beginning, with leases.
@@ -106,7 +107,7 @@ fn tables_end_with_their_pager_and_are_taken_up_after_its_death() {
     let second = pager(scene.folder.path(), &scene.file);
     assert!(second.table().word(1).is_leased());
     assert_eq!([4, 5].map(|page| second.table().word(page)), [PageWord(0); 2]);
-    second.end();
+    second.remove();
     let mut bare = GuestMemory::default();
     bare.add(0, PAGE, scene.file.try_clone().unwrap(), 0, &Arc::default()).unwrap();
     assert!(GuestLeases::find(scene.folder.path(), &bare).unwrap().is_none());
@@ -223,4 +224,25 @@ fn threads_that_write_with_leases_never_change_a_valid_copy() {
     println!("{copies} copies, {compared} comparisons");
     assert!(copies > 0 && compared > 0);
     assert!(!table.word(1).is_leased());
+}
+
+#[test]
+fn a_table_is_of_one_machine_and_goes_with_it() {
+    let (scene, pager) = Scene::start();
+    let file = MemoryFile::of(&scene.file).unwrap();
+    let _ = pager.table().change(3, |word| word.lease(0, Purpose::Write));
+    drop(pager);
+    let folder = scene.folder.path();
+    let again = PagerLeases::start(folder, file, PAGES, OWNER).unwrap();
+    assert!(again.table().word(3).is_leased(), "a lease outlives a pager");
+    PagerLeases::remove_ended(folder, |owner| owner == OWNER);
+    assert!(PagerLeases::join(folder, file).is_ok());
+    // Another machine's memory has the same number later.
+    let other = TableOwner { process: 1, start_ticks: 2 };
+    let new = PagerLeases::start(folder, file, PAGES, other).unwrap();
+    assert!(!new.table().word(3).is_leased());
+    let _fifo = WantedPages::open(folder, file).unwrap();
+    PagerLeases::remove_ended(folder, |owner| owner == OWNER);
+    PagerLeases::join(folder, file).unwrap_err();
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "only the memory is left");
 }

@@ -1,0 +1,553 @@
+//! Pages that are away from the guest's memory: how they leave, and how they come back.
+//!
+//! A pager and its guard both know how to bring pages in; only a pager takes them away. The order of
+//! the steps is that of the model (`guest-memory/src/lease/eviction_model.rs`):
+//!
+//! ```text
+//! leave, protect, read, entry, evict, punch │ come, copy (protected), no entry, arrive, unprotect
+//! ```
+//! Whoever of the two serves may die after each step. The other, or the next pager, goes on from the
+//! words and the entries ([`recover`](AwayPages::recover)).
+
+use std::collections::{BTreeSet, HashSet};
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use fathom_failure::Failure;
+use fathom_guest_memory::{MemoryFile, PageState, PageWord, PagerLeases, TableOwner, WantedPages};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use crate::memory::MappedMemory;
+use crate::store::{Found, PAGE, Page, PageStore, Stored};
+use crate::tripwire::Tripwire;
+use crate::userfault::UserFault;
+use crate::vmm::Vmm;
+
+/// How often a page is put back while the VMM changes its mappings.
+const ATTEMPTS_MAX: u32 = 16;
+/// The most pages that one message of a holder brings in.
+const WANTED_MAX: u64 = 4096;
+/// The pause when a page cannot come for lack of memory. The guest's thread then tries again.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
+
+/// A mapping of the VMM whose pages can leave.
+#[derive(Debug)]
+struct Part {
+    memory: MappedMemory,
+    /// The table of its file.
+    table: usize,
+    /// The number of its first page in the store.
+    first: u64,
+}
+
+impl Part {
+    fn page_in_file(&self, address: u64) -> u64 {
+        (address - self.memory.start + self.memory.offset) / PAGE
+    }
+
+    fn page_in_store(&self, address: u64) -> u64 {
+        self.first + (address - self.memory.start) / PAGE
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        self.memory.range().step_by(PAGE as usize)
+    }
+}
+
+/// What became of a page that was to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Brought {
+    /// It is there.
+    Here,
+    /// It was not away.
+    NotAway,
+    /// There is no memory for it now. Who waits for it tries again.
+    Later,
+    /// The VMM does not have this memory any more.
+    Unmapped,
+    /// Its content is damaged: the guest's thread gets a `SIGBUS`.
+    Damaged,
+}
+
+/// What became of a page that was to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evicted {
+    /// It has left.
+    Gone,
+    /// Somebody has a lease.
+    Leased,
+    /// Somebody took a lease meanwhile, or the page went.
+    Disturbed,
+    /// It does not become smaller.
+    Incompressible,
+    /// The store has no memory for it.
+    Full,
+}
+
+/// What came and what went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AwayCounts {
+    /// Pages that have left.
+    pub evicted: u64,
+    /// Pages that have come back.
+    pub brought: u64,
+    /// Of these, pages that the daemon wanted.
+    pub wanted: u64,
+}
+
+/// The steps after which a test may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Left,
+    Protected,
+    Entered,
+    Evicted,
+    Coming,
+    Copied,
+    Unentered,
+    Arrived,
+}
+
+/// The pages of a guest that are away.
+#[derive(Debug)]
+pub(crate) struct AwayPages {
+    parts: Vec<Part>,
+    tables: Vec<PagerLeases>,
+    wanted: Vec<WantedPages>,
+    store: PageStore,
+    away: u64,
+    /// Of these, the pages of the store whose content is damaged.
+    damaged: BTreeSet<u64>,
+    /// Where bringing in all pages is: a part and an address in it.
+    hand: (usize, u64),
+    counts: AwayCounts,
+    pipe: (UnixStream, UnixStream),
+    #[cfg(test)]
+    dies_after: Option<Step>,
+}
+
+fn cannot(what: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("cannot {what}: {error}"))
+}
+
+impl AwayPages {
+    /// Makes the tables of leases in `leases`, and a store in `folder`, for a guest from which
+    /// nothing is away.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn create(
+        vmm: &Vmm,
+        memory: &[MappedMemory],
+        leases: &Path,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
+        crate::store::remove_stale(folder);
+        let store = PageStore::create(folder, vmm, memory).map_err(|error| {
+            cannot(&format!("make a store in {}", folder.display()), &error)
+                .advise("give a folder in memory, for this user alone, that has room (--store)")
+        })?;
+        let is_running = |owner: TableOwner| {
+            let found = Vmm::open(owner.process as i32);
+            found.is_ok_and(|vmm| vmm.start_ticks() == owner.start_ticks)
+        };
+        PagerLeases::remove_ended(leases, is_running);
+        let mut made = Self::with_store(store, vmm, memory, leases, true)?;
+        made.recover();
+        if made.count() > 0 {
+            return Err(Failure::new("pages of the machine are away, and no record says where"));
+        }
+        Ok(made)
+    }
+
+    /// Opens the store and the tables of an earlier pager, which may live. Before anything else,
+    /// [`recover`](Self::recover) has to be called, when no other process serves.
+    ///
+    /// # Errors
+    /// When they cannot be opened.
+    pub fn open(
+        vmm: &Vmm,
+        memory: &[MappedMemory],
+        leases: &Path,
+        path: &Path,
+    ) -> Result<Self, Failure> {
+        let store = PageStore::open(path, vmm).map_err(|error| {
+            cannot(&format!("open the store {}", path.display()), &error).advise(
+                "pages of the machine are in it: attach with the version of fathom that made it",
+            )
+        })?;
+        Self::with_store(store, vmm, memory, leases, false)
+    }
+
+    fn with_store(
+        store: PageStore,
+        vmm: &Vmm,
+        memory: &[MappedMemory],
+        leases: &Path,
+        is_new: bool,
+    ) -> Result<Self, Failure> {
+        let failed = |error: io::Error| cannot("use the table of leases", &error);
+        let (mut files, mut parts) = (Vec::new(), Vec::new());
+        let mut ends: Vec<u64> = Vec::new();
+        for stored in store.parts() {
+            let file = stored.file;
+            let table = files.iter().position(|other| *other == file).unwrap_or(files.len());
+            if table == files.len() {
+                files.push(file);
+                ends.push(0);
+            }
+            ends[table] = ends[table].max(stored.offset.saturating_add(stored.length));
+            let is_it = |part: &&MappedMemory| {
+                MemoryFile { device: part.device, inode: part.inode } == file
+                    && (part.offset, part.length()) == (stored.offset, stored.length)
+            };
+            // Memory that was unplugged has no mapping, and nobody wants its pages.
+            if let Some(memory) = memory.iter().find(is_it) {
+                parts.push(Part { memory: memory.clone(), table, first: stored.first });
+            }
+        }
+        let open = |(file, end): (&MemoryFile, &u64)| {
+            // The words of an existing store say which pages are away.
+            if is_new {
+                PagerLeases::start(leases, *file, end.div_ceil(PAGE), owner(vmm))
+            } else {
+                PagerLeases::join(leases, *file)
+            }
+        };
+        let tables = files.iter().zip(&ends).map(open).collect::<io::Result<Vec<_>>>();
+        let tables = tables.map_err(failed)?;
+        let fifo = |file: &MemoryFile| WantedPages::open(leases, *file);
+        let wanted = files.iter().map(fifo).collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        let pipe = UnixStream::pair().map_err(|error| cannot("make a socket", &error))?;
+        Ok(Self {
+            parts,
+            tables,
+            wanted,
+            store,
+            away: 0,
+            damaged: BTreeSet::new(),
+            hand: (0, 0),
+            counts: AwayCounts::default(),
+            pipe,
+            #[cfg(test)]
+            dies_after: None,
+        })
+    }
+
+    /// After a step: a test may end here, as a process does that is killed.
+    #[cfg(test)]
+    fn pass(&self, step: Step) {
+        if self.dies_after == Some(step) {
+            std::panic::resume_unwind(Box::new(step));
+        }
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "only a test ends here")]
+    fn pass(&self, _: Step) {}
+
+    /// Finds out which pages are away. The entries of others are removed: their pages never left,
+    /// or have come back. Pages that were leaving stay.
+    pub fn recover(&mut self) {
+        for table in &self.tables {
+            table.forget();
+        }
+        let is_away = |part: &Part, address: &u64| self.is_away_in(part, *address);
+        let of_part = |part| {
+            let away = Part::addresses(part).filter(move |address| is_away(part, address));
+            away.map(|address| part.page_in_store(address))
+        };
+        let away: HashSet<u64> = self.parts.iter().flat_map(of_part).collect();
+        self.store.recover(|page| away.contains(&page));
+        self.away = away.len() as u64;
+        self.damaged.clear();
+    }
+
+    /// How many pages are away.
+    pub fn count(&self) -> u64 {
+        self.away
+    }
+
+    /// Of these, the pages that cannot come, because their content is damaged.
+    pub fn damaged(&self) -> u64 {
+        self.damaged.len() as u64
+    }
+
+    /// Whether all pages have come that can.
+    pub fn is_complete(&self) -> bool {
+        self.away <= self.damaged()
+    }
+
+    /// Forgets the pages of mappings that the VMM does not have any more: memory was unplugged.
+    pub fn retain(&mut self, is_mapped: impl Fn(&MappedMemory) -> bool) {
+        for index in 0..self.parts.len() {
+            let part = &self.parts[index];
+            if part.memory.length() == 0 || is_mapped(&part.memory) {
+                continue;
+            }
+            for address in part.addresses().collect::<Vec<_>>() {
+                if self.is_away(address) {
+                    let number = self.parts[index].page_in_store(address);
+                    self.damaged.remove(&number);
+                    self.store.remove(number);
+                    self.away = self.away.saturating_sub(1);
+                }
+            }
+            let memory = &mut self.parts[index].memory;
+            memory.end = memory.start;
+        }
+    }
+
+    /// What came and what went.
+    pub fn counts(&self) -> AwayCounts {
+        self.counts
+    }
+
+    /// The store.
+    pub fn store(&self) -> &PageStore {
+        &self.store
+    }
+
+    /// The tables of leases.
+    pub fn tables(&self) -> &[PagerLeases] {
+        &self.tables
+    }
+
+    /// Readable when a holder wants pages.
+    pub fn wanted(&self) -> &[WantedPages] {
+        &self.wanted
+    }
+
+    /// The mappings whose pages can leave, by number.
+    pub fn mapping(&self, part: usize) -> Option<&MappedMemory> {
+        self.parts.get(part).map(|part| &part.memory)
+    }
+
+    fn part_of(&self, address: u64) -> Option<&Part> {
+        self.parts.iter().find(|part| part.memory.range().contains(&address))
+    }
+
+    /// Where a page is, by its word. The words of a table that is lost say nothing: an entry does.
+    fn state_of(&self, part: &Part, address: u64) -> PageState {
+        let table = self.tables[part.table].table();
+        let word = table.word(part.page_in_file(address));
+        match table.is_lost() {
+            false => word.state(),
+            true if self.store.has(part.page_in_store(address)) => PageState::Evicted,
+            true => PageState::Resident,
+        }
+    }
+
+    fn is_away_in(&self, part: &Part, address: u64) -> bool {
+        matches!(self.state_of(part, address), PageState::Evicted | PageState::Coming)
+    }
+
+    /// Whether the page of an address is away.
+    pub fn is_away(&self, address: u64) -> bool {
+        self.part_of(address).is_some_and(|part| self.is_away_in(part, address))
+    }
+
+    /// The part of `run`, around the page `own`, in which no page is away.
+    pub fn without_away(&self, run: Range<u64>, own: u64) -> Range<u64> {
+        let Range { mut start, mut end } = own..own + PAGE;
+        while start > run.start && !self.is_away(start - PAGE) {
+            start -= PAGE;
+        }
+        while end < run.end && !self.is_away(end) {
+            end += PAGE;
+        }
+        start..end
+    }
+
+    /// Puts the page of an address back, if it is away.
+    pub fn bring(&mut self, address: u64, faults: &UserFault) -> Brought {
+        let address = address & !(PAGE - 1);
+        let own = address..address + PAGE;
+        let Some(part) = self.part_of(address) else { return Brought::NotAway };
+        let (file_page, number) = (part.page_in_file(address), part.page_in_store(address));
+        let index = part.table;
+        let table = self.tables[index].table();
+        match self.state_of(part, address) {
+            PageState::Resident | PageState::Leaving => return Brought::NotAway,
+            PageState::Evicted => drop(table.change(file_page, PageWord::come)),
+            // Whoever served before has begun it.
+            PageState::Coming => {}
+        }
+        let is_lost = table.is_lost();
+        self.pass(Step::Coming);
+        // Without an entry it had come, and was given back since.
+        let mut content: Page = [0; PAGE as usize];
+        if self.store.get(number, &mut content) == Found::Damaged {
+            self.damaged.insert(number);
+            // Before Linux 6.6 the thread waits.
+            let _ = faults.poison(&own);
+            return Brought::Damaged;
+        }
+        if let Some(outcome) = put_back(faults, address, &content) {
+            let _ = faults.wake(&own);
+            return outcome;
+        }
+        self.pass(Step::Copied);
+        self.store.remove(number);
+        self.pass(Step::Unentered);
+        let table = self.tables[index].table();
+        if table.change(file_page, PageWord::arrive).is_ok() || is_lost {
+            self.away = self.away.saturating_sub(1);
+            self.counts.brought += 1;
+        }
+        self.pass(Step::Arrived);
+        let _ = faults.protect(&own, false);
+        Brought::Here
+    }
+
+    /// Takes a page away that is a folio of its own. `part` is the number of its mapping, and
+    /// `tripwire` the pager's own view of it.
+    pub fn evict(
+        &mut self,
+        part: usize,
+        address: u64,
+        faults: &UserFault,
+        tripwire: &Tripwire,
+    ) -> Evicted {
+        let Some(found) = self.parts.get(part) else { return Evicted::Disturbed };
+        let (file_page, number) = (found.page_in_file(address), found.page_in_store(address));
+        let (start, index) = (found.memory.start, found.table);
+        if self.tables[index].table().change(file_page, PageWord::leave).is_err() {
+            return Evicted::Leased;
+        }
+        self.pass(Step::Left);
+        let own = address..address + PAGE;
+        let is_protected = faults.protect(&own, true).is_ok();
+        self.pass(Step::Protected);
+        let read = if is_protected { self.read(address - start, tripwire) } else { None };
+        let outcome = match read.map(|content| self.store.put(number, &content)) {
+            None => Evicted::Disturbed,
+            Some(Stored::Incompressible) => Evicted::Incompressible,
+            Some(Stored::Full) => Evicted::Full,
+            Some(Stored::Yes) => Evicted::Gone,
+        };
+        self.pass(Step::Entered);
+        let table = self.tables[index].table();
+        if outcome != Evicted::Gone || table.change(file_page, PageWord::evict).is_err() {
+            self.store.remove(number);
+            let table = self.tables[index].table();
+            let stay = |word: PageWord| Some(word.stay()).filter(|next| *next != word);
+            let _ = table.change(file_page, stay);
+            let _ = faults.protect(&own, false);
+            return if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome };
+        }
+        self.away += 1;
+        self.counts.evicted += 1;
+        self.pass(Step::Evicted);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let offset = file_page * PAGE;
+        if fallocate(tripwire.file(), flags, offset, PAGE).is_err() {
+            // It is still there, and its entry goes.
+            self.bring(address, faults);
+            return Evicted::Disturbed;
+        }
+        Evicted::Gone
+    }
+
+    /// The content of a page of a mapping; `None` if it is missing.
+    fn read(&self, at: u64, tripwire: &Tripwire) -> Option<Page> {
+        let (write, mut read) = (&self.pipe.0, &self.pipe.1);
+        tripwire.copy_page(at, write).ok()?;
+        let mut bytes = [0; PAGE as usize];
+        read.read_exact(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// Brings the pages in that holders want.
+    pub fn serve_wanted(&mut self, faults: &UserFault) {
+        let mut wanted = Vec::new();
+        for (table, fifo) in self.wanted.iter().enumerate() {
+            // What is lost is asked for again.
+            let _ = fifo.read(|pages| wanted.push((table, pages)));
+        }
+        for (table, pages) in wanted {
+            for page in pages.take(WANTED_MAX as usize) {
+                let is_in = |part: &&Part| {
+                    let first = part.memory.offset / PAGE;
+                    part.table == table
+                        && (first..first + part.memory.length() / PAGE).contains(&page)
+                };
+                let Some(part) = self.parts.iter().find(is_in) else { break };
+                let address = part.memory.start + page * PAGE - part.memory.offset;
+                if self.bring(address, faults) == Brought::Here {
+                    self.counts.wanted += 1;
+                }
+            }
+        }
+    }
+
+    /// Brings in what is away, for as long as `time`. Returns whether it has got on.
+    pub fn bring_some(&mut self, faults: &UserFault, time: Duration) -> bool {
+        let begun = Instant::now();
+        let mut has_brought = false;
+        // Once around is enough: what could not come is tried again by the next call.
+        let pages: u64 = self.parts.iter().map(|part| part.memory.length() / PAGE).sum();
+        for step in 0..pages + self.parts.len() as u64 {
+            if self.away == 0 || step % 16 == 0 && begun.elapsed() >= time {
+                break;
+            }
+            let (index, at) = self.hand;
+            let Some(part) = self.parts.get(index) else {
+                self.hand = (0, 0);
+                continue;
+            };
+            if at >= part.memory.length() {
+                self.hand = (index + 1, 0);
+                continue;
+            }
+            self.hand.1 += PAGE;
+            let address = part.memory.start + at;
+            match self.bring(address, faults) {
+                Brought::Here => has_brought = true,
+                // Not at once again.
+                Brought::Later => {
+                    self.hand.1 = at;
+                    break;
+                }
+                Brought::NotAway | Brought::Damaged | Brought::Unmapped => {}
+            }
+        }
+        has_brought
+    }
+
+    /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases are
+    /// removed too. Otherwise they stay, because who has a lease keeps it.
+    pub fn end(self, has_ended: bool) {
+        self.store.end();
+        self.tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::remove);
+    }
+}
+
+/// The owner of a VMM's tables.
+pub(crate) fn owner(vmm: &Vmm) -> TableOwner {
+    TableOwner { process: vmm.process() as u32, start_ticks: vmm.start_ticks() }
+}
+
+/// Puts a page into the VMM. `None` if it is there now, else why not.
+fn put_back(faults: &UserFault, address: u64, content: &Page) -> Option<Brought> {
+    for _ in 0..ATTEMPTS_MAX {
+        let Err(error) = faults.copy_protected(address, content) else { return None };
+        match Errno::from_io_error(&error) {
+            Some(Errno::EXIST) => return None,
+            Some(Errno::AGAIN) => std::thread::yield_now(),
+            Some(Errno::NOMEM) => {
+                std::thread::sleep(SHORT_PAUSE);
+                return Some(Brought::Later);
+            }
+            _ => return Some(Brought::Unmapped),
+        }
+    }
+    Some(Brought::Later)
+}
+
+#[cfg(test)]
+mod tests;

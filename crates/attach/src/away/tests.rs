@@ -1,0 +1,341 @@
+//! A process is its own VMM: one mapping is the guest's, another the pager's, a third the daemon's.
+//! The pager dies after each step, and the next one goes on.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fathom_guest_memory::{GuestLeases, GuestMemory, Mapping, Purpose};
+use tempfile::TempDir;
+
+use super::*;
+use crate::faults::{Served, serve_missing, serve_protected};
+use crate::userfault::{self, MISSING_SHMEM};
+
+const PAGES: u64 = 48;
+const EVICTION: [Step; 4] = [Step::Left, Step::Protected, Step::Entered, Step::Evicted];
+const RETURN: [Step; 4] = [Step::Coming, Step::Copied, Step::Unentered, Step::Arrived];
+
+struct Scene {
+    leases: TempDir,
+    folder: TempDir,
+    file: File,
+    /// The guest's own mapping.
+    guest: Arc<Mapping>,
+    faults: UserFault,
+    tripwire: Tripwire,
+    memory: Vec<MappedMemory>,
+    vmm: Vmm,
+    away: AwayPages,
+    start: u64,
+    _device: OwnedFd,
+}
+
+/// Content that depends on a seed. Some seeds make pages of one number.
+fn content(seed: u64) -> Page {
+    let mut page = [0; PAGE as usize];
+    match seed % 5 {
+        0 => page.fill((seed / 5) as u8),
+        _ => fastrand::Rng::with_seed(seed).fill(&mut page[..1500]),
+    }
+    page
+}
+
+impl Scene {
+    /// A guest whose pages have the contents of their numbers. `None` without the rights for it.
+    fn start() -> Option<Self> {
+        let Ok(device) = userfault::open_device() else {
+            println!("Skipped: /dev/userfaultfd may not be opened");
+            return None;
+        };
+        let file = rustix::fs::memfd_create("away", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(file);
+        file.set_len(PAGES * PAGE).unwrap();
+        let guest = Arc::new(Mapping::new(&file, 0, PAGES * PAGE, &Arc::default()).unwrap());
+        let start = guest.access().u8s()[0].as_ptr() as u64;
+        for page in 0..PAGES {
+            guest.access().write((page * PAGE) as usize, &content(page));
+        }
+        let faults = UserFault::own(device.as_fd(), MISSING_SHMEM).unwrap();
+        let end = start + PAGES * PAGE;
+        faults.register(&(start..end)).unwrap();
+        let MemoryFile { device: number, inode } = MemoryFile::of(&file).unwrap();
+        let memory = vec![MappedMemory { start, end, offset: 0, inode, device: number }];
+        let tripwire = Tripwire::map(device.as_fd(), file.try_clone().unwrap(), 0, PAGES * PAGE);
+        let (leases, folder) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let vmm = Vmm::open(std::process::id() as i32).unwrap();
+        let away = {
+            let store = folder.path().join("store");
+            AwayPages::create(&vmm, &memory, leases.path(), &store).unwrap()
+        };
+        let tripwire = tripwire.unwrap();
+        let scene = Self {
+            leases,
+            folder,
+            file,
+            guest,
+            faults,
+            tripwire,
+            memory,
+            vmm,
+            away,
+            start,
+            _device: device,
+        };
+        Some(scene)
+    }
+
+    fn evict(&mut self, page: u64) -> Evicted {
+        let address = self.start + page * PAGE;
+        self.away.evict(0, address, &self.faults, &self.tripwire)
+    }
+
+    fn bring(&mut self, page: u64) -> Brought {
+        self.away.bring(self.start + page * PAGE, &self.faults)
+    }
+
+    fn exists(&self, page: u64) -> bool {
+        let data = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(page * PAGE));
+        data.is_ok_and(|found| found == page * PAGE)
+    }
+
+    /// Serves faults until a thread of the guest has done something.
+    fn guest<R: Send + 'static>(&mut self, work: impl FnOnce(&Mapping) -> R + Send + 'static) -> R {
+        let guest = Arc::clone(&self.guest);
+        let thread = std::thread::spawn(move || work(&guest));
+        while !thread.is_finished() {
+            let Self { faults, memory, away, .. } = self;
+            let mut found = Vec::new();
+            faults.faults(|fault| found.push(fault)).unwrap();
+            for fault in found {
+                if fault.is_protection {
+                    serve_protected(faults, Some(away), fault.address);
+                } else {
+                    let served = serve_missing(faults, memory, Some(away), fault.address);
+                    assert!(!matches!(served, Served::Stray | Served::Released), "{served:?}");
+                }
+            }
+        }
+        thread.join().unwrap()
+    }
+
+    fn guest_reads(&mut self, page: u64) -> Page {
+        self.guest(move |guest| {
+            let mut target = [0; PAGE as usize];
+            guest.access().read((page * PAGE) as usize, &mut target);
+            target
+        })
+    }
+
+    fn guest_writes(&mut self, page: u64, seed: u64) {
+        self.guest(move |guest| guest.access().write((page * PAGE) as usize, &content(seed)));
+    }
+
+    /// The pager has died, and the next one comes.
+    fn succeed(&mut self) {
+        let path = self.away.store().path().to_owned();
+        let (vmm, memory, leases) = (&self.vmm, &self.memory, self.leases.path());
+        self.away = AwayPages::open(vmm, memory, leases, &path).unwrap();
+        self.away.recover();
+        self.faults.wake(&self.memory[0].range()).unwrap();
+    }
+
+    /// Does something, and dies after a step. Returns whether the step came.
+    fn die(&mut self, step: Step, work: impl FnOnce(&mut Self)) -> bool {
+        self.away.dies_after = Some(step);
+        let died = catch_unwind(AssertUnwindSafe(|| work(self))).is_err();
+        self.away.dies_after = None;
+        self.succeed();
+        died
+    }
+
+    /// The daemon's memory, with leases, in mappings of its own.
+    fn daemon(&self) -> GuestMemory {
+        let mut plain = GuestMemory::default();
+        let file = self.file.try_clone().unwrap();
+        plain.add(0, PAGES * PAGE, file, 0, &Arc::default()).unwrap();
+        let (memory, leases) =
+            GuestLeases::renew(self.leases.path(), &plain, None).unwrap().expect("a table");
+        drop(plain);
+        assert_eq!(leases.obstacle(), None);
+        memory
+    }
+}
+
+#[test]
+fn a_page_leaves_the_memory_and_comes_back_as_it_was() {
+    let Some(mut scene) = Scene::start() else { return };
+    for page in 0..PAGES {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+        assert!(!scene.exists(page), "page {page} is still there");
+    }
+    assert_eq!(scene.away.count(), PAGES);
+    assert!(scene.away.store().bytes() > 0);
+    for page in 0..PAGES {
+        match page % 3 {
+            0 => assert_eq!(scene.guest_reads(page), content(page)),
+            1 => scene.guest_writes(page, 1000 + page),
+            _ => assert_eq!(scene.bring(page), Brought::Here),
+        }
+        assert_eq!(scene.bring(page), Brought::NotAway);
+        let seed = if page % 3 == 1 { 1000 + page } else { page };
+        assert_eq!(scene.guest_reads(page), content(seed), "page {page}");
+        // It can be written to at once.
+        scene.guest_writes(page, 2000 + page);
+    }
+    assert_eq!((scene.away.count(), scene.away.store().bytes()), (0, 0));
+    let Scene { away, leases, folder, .. } = scene;
+    away.end(true);
+    for folder in [leases.path().to_owned(), folder.path().join("store")] {
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_pager_dies_after_each_step_and_no_byte_is_lost() {
+    let Some(mut scene) = Scene::start() else { return };
+    let mut seed = 100;
+    for page in 0..PAGES {
+        for step in EVICTION {
+            assert!(
+                scene.die(step, |scene| {
+                    scene.evict(page);
+                }),
+                "{step:?} did not come"
+            );
+            assert_eq!(scene.away.count(), u64::from(step == Step::Evicted), "{step:?}");
+            let now = scene.guest_reads(page);
+            assert!(now == content(seed) || now == content(page), "page {page}, {step:?}");
+            seed += 1;
+            scene.guest_writes(page, seed);
+            assert_eq!(scene.guest_reads(page), content(seed), "page {page}, {step:?}");
+        }
+        for step in RETURN {
+            assert_eq!(scene.evict(page), Evicted::Gone);
+            assert!(
+                scene.die(step, |scene| {
+                    scene.bring(page);
+                }),
+                "{step:?} did not come"
+            );
+            // What comes next may die, too.
+            let _ = scene.die(step, |scene| {
+                scene.bring(page);
+            });
+            assert_eq!(scene.guest_reads(page), content(seed), "page {page}, {step:?}");
+            seed += 1;
+            scene.guest_writes(page, seed);
+            assert_eq!(scene.guest_reads(page), content(seed), "page {page}, {step:?}");
+            assert_eq!((scene.away.count(), scene.away.store().entries()), (0, (0, 0)));
+        }
+    }
+}
+
+#[test]
+fn a_page_with_a_lease_stays_and_the_daemon_waits_for_one_that_is_away() {
+    let Some(mut scene) = Scene::start() else { return };
+    let daemon = scene.daemon();
+    let lease = daemon.access(3 * PAGE + 100, 8, Purpose::Read).unwrap();
+    assert_eq!(scene.evict(3), Evicted::Leased);
+    drop(lease);
+    assert_eq!(scene.evict(3), Evicted::Gone);
+    assert_eq!(scene.evict(4), Evicted::Gone);
+    assert!(daemon.access(3 * PAGE, 8, Purpose::Look).is_none(), "a look brings nothing in");
+    scene.away.serve_wanted(&scene.faults);
+    assert_eq!(scene.away.count(), 2);
+    // A request over both: refused, and the pager knows.
+    assert!(daemon.access(3 * PAGE + 4000, 200, Purpose::Write).is_none());
+    let mut polled =
+        [rustix::event::PollFd::new(&scene.away.wanted()[0], rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut polled, None).unwrap(), 1);
+    scene.away.serve_wanted(&scene.faults);
+    assert_eq!((scene.away.count(), scene.away.counts().wanted), (0, 2));
+    daemon.access(3 * PAGE + 4000, 200, Purpose::Write).unwrap().write(0, &[7; 200]);
+    let mut expected = content(3);
+    expected[4000..].fill(7);
+    assert_eq!(scene.guest_reads(3), expected);
+}
+
+#[test]
+fn zeroes_come_only_where_nothing_is_away_and_what_the_vmm_gives_back_is_free() {
+    let Some(mut scene) = Scene::start() else { return };
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // In one run: a page that is away between pages that QEMU has given back.
+    for page in [16, 18, 20] {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    for page in [15, 17, 19, 21] {
+        fallocate(&scene.file, flags, page * PAGE, PAGE).unwrap();
+    }
+    assert_eq!(scene.guest_reads(17), [0; PAGE as usize]);
+    assert!(!scene.exists(16) && !scene.exists(18), "zeroes for a page that is away");
+    for page in [16, 18, 20] {
+        assert_eq!(scene.guest_reads(page), content(page));
+    }
+    assert_eq!(scene.guest_reads(19), [0; PAGE as usize]);
+    // A page that leaves and is missing is none.
+    fallocate(&scene.file, flags, 30 * PAGE, PAGE).unwrap();
+    assert_eq!(scene.evict(30), Evicted::Disturbed);
+    assert_eq!(scene.guest_reads(30), [0; PAGE as usize]);
+    // One that does not become smaller stays, and can be written to.
+    let mut noise = [0; PAGE as usize];
+    fastrand::Rng::with_seed(3).fill(&mut noise);
+    scene.guest(move |guest| guest.access().write(31 * PAGE as usize, &noise));
+    assert_eq!(scene.evict(31), Evicted::Incompressible);
+    assert!(scene.exists(31));
+    assert_eq!(scene.guest_reads(31), noise);
+    scene.guest_writes(31, 5);
+    assert_eq!(scene.guest_reads(31), content(5));
+}
+
+#[test]
+fn all_pages_come_in_also_without_the_mapping_of_some() {
+    let Some(mut scene) = Scene::start() else { return };
+    for page in 0..PAGES {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    let time = Duration::from_secs(60);
+    assert!(scene.away.bring_some(&scene.faults, time));
+    assert!(scene.away.is_complete() && !scene.away.bring_some(&scene.faults, time));
+    for page in 0..PAGES {
+        assert!(scene.exists(page));
+        assert_eq!(scene.guest_reads(page), content(page));
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    scene.away.retain(|_| true);
+    assert_eq!(scene.away.count(), PAGES);
+    // Its memory was unplugged.
+    scene.away.retain(|_| false);
+    assert_eq!((scene.away.count(), scene.away.store().bytes()), (0, 0));
+    assert!(scene.away.is_complete());
+}
+
+#[test]
+fn a_damaged_page_is_an_error_and_never_another_content() {
+    let Some(mut scene) = Scene::start() else { return };
+    assert_eq!(scene.evict(7), Evicted::Gone);
+    assert_eq!(scene.evict(8), Evicted::Gone);
+    // Whatever has a content is overwritten.
+    let store = File::options().read(true).write(true).open(scene.away.store().path()).unwrap();
+    let length = store.metadata().unwrap().len();
+    let data = rustix::fs::seek(&store, rustix::fs::SeekFrom::Data(64 << 10)).unwrap();
+    store.write_all_at(&[0x5a; 600], data).unwrap();
+    assert_eq!(length, store.metadata().unwrap().len());
+    let outcomes = [scene.bring(7), scene.bring(8)];
+    assert!(outcomes.contains(&Brought::Damaged), "{outcomes:?}");
+    let damaged = outcomes.iter().filter(|outcome| **outcome == Brought::Damaged).count() as u64;
+    assert_eq!((scene.away.damaged(), scene.away.count()), (damaged, damaged));
+    assert!(scene.away.is_complete() && !scene.exists(7));
+    // Twice is once, and the daemon does not get it either.
+    assert_eq!(scene.bring(7), Brought::Damaged);
+    assert_eq!(scene.away.damaged(), damaged);
+    assert!(scene.daemon().access(7 * PAGE, 8, Purpose::Read).is_none());
+    scene.succeed();
+    assert_eq!(scene.bring(7), Brought::Damaged);
+    let mapping = scene.guest.access().u8s()[0].load(Ordering::Relaxed);
+    assert_eq!(mapping, content(0)[0]);
+}

@@ -1,0 +1,289 @@
+//! Eviction: which pages leave, and when.
+//!
+//! While more of the guest's memory is in the host's than its limit, a hand goes around the memory,
+//! as that of a clock. It takes away what it meets, but for pages that have come back, or into
+//! being, since it was there last: these are *hot* for some rounds. What the guest reads and writes
+//! without a fault is not seen, so a page in use may leave; it comes back at the price of one fault,
+//! and stays for longer then.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use rustix::fs::fstat;
+
+use crate::away::{AwayPages, Evicted};
+use crate::counts::EvictionCounts;
+use crate::folios::{Folio, Folios};
+use crate::memory::MappedMemory;
+use crate::store::PAGE;
+use crate::tripwire::Tripwire;
+use crate::userfault::UserFault;
+use crate::vmm::Vmm;
+
+/// The pages at which the hand looks at a time.
+const BATCH: u64 = 16;
+/// For how many rounds of the hand a page that came back stays.
+const HOT_ROUNDS: u8 = 4;
+/// The same for a page that came into being.
+const NEW_ROUNDS: u8 = 1;
+/// The same for a page that does not become smaller.
+const HARD_ROUNDS: u8 = 32;
+/// The hand rests when it has found nothing in so many rounds.
+const FRUITLESS_ROUNDS: u64 = HOT_ROUNDS as u64 + 1;
+/// For how long it rests then, and when the store has no memory.
+const REST: Duration = Duration::from_secs(1);
+/// How far below its limit a guest is brought, at most: a 64th of the limit, and so many bytes.
+const SLACK_MAX: u64 = 4 << 20;
+/// A guest that grows faster than pages leave waits when it is so much over its limit: a 32nd of
+/// the limit, but not more than this.
+const OVERSHOOT_MAX: u64 = 16 << 20;
+
+/// The eviction of a guest.
+#[derive(Debug)]
+pub(crate) struct Eviction {
+    pub away: AwayPages,
+    /// None without the right: nothing leaves then.
+    folios: Option<Folios>,
+    /// For how many rounds each page is hot, by mapping.
+    heat: Vec<Vec<u8>>,
+    /// The pager's view of each mapping, by its number.
+    views: Vec<Option<usize>>,
+    hand: (usize, u64),
+    /// The pages at which the hand has looked since a page has left.
+    fruitless: u64,
+    rests_until: Option<Instant>,
+    limit: u64,
+    resident: u64,
+    is_over: bool,
+    counts: EvictionCounts,
+}
+
+impl Eviction {
+    /// Eviction of `memory`, whose mappings have the views of the same numbers.
+    pub fn new(away: AwayPages, vmm: &Vmm, memory: &[MappedMemory]) -> Self {
+        let mapped: Vec<MappedMemory> =
+            (0..).map_while(|part| away.mapping(part).cloned()).collect();
+        let view = |part: &MappedMemory| memory.iter().position(|other| other.start == part.start);
+        let folios = Folios::open(vmm)
+            .ok()
+            .filter(|folios| memory.first().is_none_or(|part| folios.at(part.start, 1).is_ok()));
+        Self {
+            folios,
+            heat: mapped.iter().map(|part| vec![0; (part.length() / PAGE) as usize]).collect(),
+            views: mapped.iter().map(view).collect(),
+            away,
+            hand: (0, 0),
+            fruitless: 0,
+            rests_until: None,
+            limit: u64::MAX,
+            resident: 0,
+            is_over: false,
+            counts: EvictionCounts::default(),
+        }
+    }
+
+    /// Whether the kernel says what pages are part of, without which none may leave.
+    pub fn can_evict(&self) -> bool {
+        self.folios.is_some()
+    }
+
+    /// Sets the most bytes of the guest's memory that are to be in the host's; `None` for no limit.
+    pub fn set_limit(&mut self, bytes: Option<u64>) {
+        self.limit = bytes.unwrap_or(u64::MAX);
+        self.counts.limit_bytes = bytes.unwrap_or(0);
+        self.is_over = false;
+        self.fruitless = 0;
+        self.rests_until = None;
+    }
+
+    /// What has left, and what has come back.
+    pub fn counts(&self) -> EvictionCounts {
+        let (filled, _) = self.away.store().entries();
+        let counts = self.away.counts();
+        EvictionCounts {
+            resident_bytes: self.resident,
+            away_bytes: self.away.count() * PAGE,
+            filled_bytes: filled * PAGE,
+            store_bytes: self.away.store().bytes(),
+            evicted: counts.evicted,
+            brought: counts.brought,
+            wanted: counts.wanted,
+            damaged: self.away.damaged(),
+            ..self.counts.clone()
+        }
+    }
+
+    /// No page leaves for this reason; pages may if it is empty.
+    pub fn set_obstacle(&mut self, reason: &str) {
+        if self.counts.obstacle != reason {
+            reason.clone_into(&mut self.counts.obstacle);
+        }
+    }
+
+    /// All pages come in for this reason, and none leaves; it ends with an empty one.
+    pub fn set_retreat(&mut self, reason: &str) {
+        if self.counts.retreat != reason {
+            reason.clone_into(&mut self.counts.retreat);
+        }
+    }
+
+    /// Whether pages have to come in now.
+    pub fn is_retreating(&self) -> bool {
+        !self.counts.retreat.is_empty() && !self.away.is_complete()
+    }
+
+    /// Whether pages have to leave now.
+    pub fn is_busy(&self) -> bool {
+        self.is_over
+            && self.counts.retreat.is_empty()
+            && self.counts.obstacle.is_empty()
+            && self.folios.is_some()
+            && self.rests_until.is_none_or(|until| until <= Instant::now())
+    }
+
+    /// When the hand goes on, if it rests though pages have to leave.
+    pub fn rest(&self) -> Option<Duration> {
+        let until = self.rests_until.filter(|_| self.is_over)?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// How far below the limit pages leave.
+    fn slack(&self) -> u64 {
+        (self.limit / 64).min(SLACK_MAX)
+    }
+
+    /// Counts what of the memory's files is in memory. The kernel counts what it has swapped out,
+    /// too.
+    pub fn measure(&mut self, tripwires: &[Tripwire]) {
+        let mut seen = Vec::new();
+        let mut resident = 0;
+        for view in self.views.iter().flatten() {
+            let Some(found) = tripwires.get(*view).and_then(|view| fstat(view.file()).ok()) else {
+                continue;
+            };
+            let file = (found.st_dev, found.st_ino);
+            if !seen.contains(&file) {
+                seen.push(file);
+                resident += found.st_blocks as u64 * 512;
+            }
+        }
+        self.resident = resident;
+        self.is_over |= resident > self.limit;
+        self.is_over &= resident > self.limit.saturating_sub(self.slack());
+    }
+
+    /// Whether the guest has to wait until pages have left.
+    pub fn is_far_over(&self) -> bool {
+        let most = self.limit.saturating_add((self.limit / 32).min(OVERSHOOT_MAX));
+        self.resident > most && self.is_busy()
+    }
+
+    /// Pages of a range of addresses have come back, or into being.
+    pub fn touched(&mut self, address: u64, bytes: u64, is_back: bool) {
+        let rounds = if is_back { HOT_ROUNDS } else { NEW_ROUNDS };
+        for (part, heat) in self.heat.iter_mut().enumerate() {
+            let Some(memory) = self.away.mapping(part) else { continue };
+            if memory.range().contains(&address) {
+                let first = ((address - memory.start) / PAGE) as usize;
+                let last = (first + (bytes / PAGE) as usize).min(heat.len());
+                heat[first..last].iter_mut().for_each(|heat| *heat = rounds.max(*heat));
+            }
+        }
+        self.resident += bytes;
+    }
+
+    /// Takes pages away until the guest is below its limit, for at most `time`.
+    pub fn evict_some(&mut self, faults: &UserFault, tripwires: &[Tripwire], time: Duration) {
+        let begun = Instant::now();
+        self.measure(tripwires);
+        while self.is_busy() && begun.elapsed() < time {
+            self.look(faults, tripwires);
+            self.measure(tripwires);
+        }
+    }
+
+    /// Looks at the next pages.
+    fn look(&mut self, faults: &UserFault, tripwires: &[Tripwire]) {
+        let all: u64 = self.heat.iter().map(|part| part.len() as u64).sum();
+        if self.fruitless > all * FRUITLESS_ROUNDS {
+            self.have_rest();
+            return;
+        }
+        let (part, page) = self.hand;
+        let Some(heat) = self.heat.get_mut(part) else {
+            // A guest without memory that could leave rests, too.
+            self.hand = (0, 0);
+            self.fruitless += 1;
+            return;
+        };
+        let end = (page + BATCH).min(heat.len() as u64);
+        self.hand = if end < heat.len() as u64 { (part, end) } else { (part + 1, 0) };
+        self.fruitless += end - page;
+        let mut cold = Vec::new();
+        for (at, heat) in (page..end).zip(&mut heat[page as usize..end as usize]) {
+            if *heat == 0 {
+                cold.push(at);
+            } else {
+                *heat -= 1;
+            }
+        }
+        let view = self.views[part].and_then(|view| tripwires.get(view));
+        let mapping = self.away.mapping(part).filter(|mapping| mapping.length() > 0);
+        let (Some(view), Some(mapping), Some(folios)) = (view, mapping, &self.folios) else {
+            return;
+        };
+        if cold.is_empty() {
+            return;
+        }
+        let start = mapping.start;
+        // A VMM that has unmapped it has none.
+        let Ok(found) = folios.at(start + page * PAGE, (end - page) as usize) else { return };
+        for at in cold {
+            match found[(at - page) as usize] {
+                Folio::Absent => {}
+                Folio::Large => self.counts.large += 1,
+                Folio::Single => {
+                    let outcome = self.away.evict(part, start + at * PAGE, faults, view);
+                    if self.note(outcome, part, at) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns whether the hand has to rest.
+    fn note(&mut self, outcome: Evicted, part: usize, page: u64) -> bool {
+        match outcome {
+            Evicted::Gone => self.fruitless = 0,
+            Evicted::Leased => self.counts.leased += 1,
+            Evicted::Disturbed => self.counts.disturbed += 1,
+            Evicted::Incompressible => {
+                self.counts.incompressible += 1;
+                self.heat[part][page as usize] = HARD_ROUNDS;
+            }
+            Evicted::Full => {
+                self.counts.full += 1;
+                self.have_rest();
+                return true;
+            }
+        }
+        false
+    }
+
+    fn have_rest(&mut self) {
+        self.fruitless = 0;
+        self.rests_until = Some(Instant::now() + REST);
+    }
+
+    /// Notes how long the fault of a page that was away took.
+    pub fn note_fault(&mut self, time: Duration) {
+        self.counts.fault_ns.record(time.as_nanos() as u64, 1);
+    }
+}
+
+/// How many descriptors a VMM has; 0 if the kernel does not say it so (before Linux 6.2). A device
+/// that is plugged in, or a peer that gets the guest's memory, changes it.
+pub(crate) fn count_descriptors(vmm: &Vmm) -> u64 {
+    std::fs::metadata(vmm.path("fd")).map_or(0, |found| found.size())
+}

@@ -1,0 +1,198 @@
+//! Pages that leave QEMU's memory: deaths while they are away, a limit that changes, what makes them
+//! come in.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use fathom_attach::{EvictionCounts, PagerStatus, Request, ask};
+
+use crate::machine::{Machine, PATTERN_BYTES, PagerProcess, until};
+
+const MIB: u64 = 1 << 20;
+const LIMIT: u64 = 10 * MIB;
+const PATTERN: u64 = PATTERN_BYTES as u64;
+
+fn status(machine: &Machine) -> PagerStatus {
+    ask(&machine.folder(), machine.process(), Request::Status).unwrap()
+}
+
+/// Waits until so many bytes are away.
+fn await_away(machine: &Machine, bytes: u64) -> EvictionCounts {
+    until("pages to leave", || {
+        let now = status(machine).eviction;
+        assert_eq!((now.damaged, now.retreat.as_str()), (0, ""), "{now:?}");
+        (now.away_bytes >= bytes).then_some(now)
+    })
+}
+
+fn kill(process: u32) {
+    // SAFETY: a signal to a process that this test has started.
+    unsafe { libc::kill(process as i32, libc::SIGKILL) };
+}
+
+pub fn pages_leave_and_a_limit_changes() {
+    let mut machine = Machine::with_pattern();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    let counts = await_away(&machine, PATTERN / 2);
+    println!("{counts:?}");
+    // Pages of one number take no memory, those of noise stay, and the others become smaller.
+    assert!(counts.filled_bytes > PATTERN / 10 && counts.incompressible > 100, "{counts:?}");
+    assert!(counts.store_bytes > 0 && counts.store_bytes < counts.away_bytes, "{counts:?}");
+    assert!(counts.resident_bytes < PATTERN, "{counts:?}");
+    machine.check_pattern();
+    let after = status(&machine).eviction;
+    assert!(after.brought > 1000 && after.fault_ns.count() > 1000, "{after:?}");
+    machine.check();
+    // No limit: nothing leaves any more, and what is away stays until it is touched.
+    let limit = |bytes| ask(&machine.folder(), machine.process(), Request::Limit(bytes)).unwrap();
+    let free = limit(0);
+    assert_eq!((free.refused.as_str(), free.eviction.limit_bytes), ("", 0));
+    machine.check_pattern();
+    let before = status(&machine).eviction;
+    std::thread::sleep(Duration::from_millis(300));
+    machine.check_pattern();
+    assert_eq!(status(&machine).eviction.evicted, before.evicted);
+    let limit = |bytes| ask(&machine.folder(), machine.process(), Request::Limit(bytes)).unwrap();
+    assert_eq!(limit(LIMIT).eviction.limit_bytes, LIMIT);
+    await_away(&machine, PATTERN / 2);
+    let last = pager.detach();
+    assert_eq!((last.state.as_str(), last.eviction.away_bytes), ("detached", 0), "{last:?}");
+    assert_eq!(machine.registered(), 0);
+    machine.check_pattern();
+    // Attached again, to the same table of leases.
+    let mut pager = PagerProcess::start_evicting(&machine, "adopt", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 2);
+    machine.check_pattern();
+    pager.detach();
+    machine.check_pattern();
+}
+
+pub fn pagers_killed_with_pages_away() {
+    let mut machine = Machine::with_pattern();
+    for round in 0..3 {
+        for step in 0..8 {
+            let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+            pager.attached();
+            await_away(&machine, PATTERN / 3);
+            pager.kill();
+            if round == 1 {
+                // Its guard serves.
+                machine.check_pattern();
+            }
+            let die_at = format!("pager:{step}");
+            let next = PagerProcess::start_evicting(&machine, "adopt", &die_at, Some(LIMIT));
+            // An adoption has neither record nor injection.
+            match step {
+                1 | 2 => next.kill(),
+                _ => next.died(),
+            }
+            assert_eq!(machine.registered(), 64 * MIB, "round {round}, step {step}");
+            machine.check();
+            machine.check_pattern();
+        }
+    }
+    // The guards of all these pagers are left. One that comes has its turn, and none of them leaves
+    // the faults to the kernel while pages are away.
+    let mut pager = PagerProcess::start_evicting(&machine, "adopt", "", Some(LIMIT));
+    assert!(pager.attached().is_adopted);
+    await_away(&machine, PATTERN / 3);
+    machine.check_pattern();
+    let last = pager.detach();
+    assert_eq!((last.state.as_str(), last.eviction.away_bytes), ("detached", 0), "{last:?}");
+    machine.check_pattern();
+    until("release of the memory", || (machine.registered() == 0).then_some(()));
+}
+
+pub fn guards_killed_with_pages_away() {
+    let mut machine = Machine::with_pattern();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    let first = pager.attached().guard;
+    await_away(&machine, PATTERN / 3);
+    kill(first);
+    let second = until("another guard", || {
+        let guard = status(&machine).guard;
+        (guard != first && guard != 0).then_some(guard)
+    });
+    machine.check_pattern();
+    await_away(&machine, PATTERN / 3);
+    // Both die: threads that touch a page wait, until somebody comes.
+    kill(second);
+    pager.kill();
+    assert_eq!(machine.registered(), 64 * MIB);
+    let mut pager = PagerProcess::start_evicting(&machine, "adopt", "", None);
+    pager.attached();
+    machine.check_pattern();
+    machine.check();
+    // It has no limit, and the pages that nobody touches are still away.
+    let counts = status(&machine).eviction;
+    assert_eq!((counts.limit_bytes, counts.damaged), (0, 0), "{counts:?}");
+    let last = pager.detach();
+    assert_eq!((last.state.as_str(), last.eviction.away_bytes), ("detached", 0), "{last:?}");
+    machine.check_pattern();
+}
+
+pub fn a_foreign_process_has_all_pages_come_in() {
+    let mut machine = Machine::with_pattern();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 3);
+    // This process maps the memory, and touches nothing of it.
+    let folder = format!("/proc/{}/fd", machine.process());
+    let is_memory = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("memfd:memory"))
+    };
+    let mut files = std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path());
+    let file = File::options().read(true).open(files.find(is_memory).unwrap()).unwrap();
+    let mapping = fathom_guest_memory::Mapping::read_only(&file, 0, MIB).unwrap();
+    let now = until("all pages to come in", || {
+        let now = status(&machine).eviction;
+        (now.away_bytes == 0 && !now.retreat.is_empty()).then_some(now)
+    });
+    assert!(now.retreat.contains("also maps its guest's memory"), "{now:?}");
+    machine.check_pattern();
+    let evicted = status(&machine).eviction.evicted;
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(status(&machine).eviction.evicted, evicted, "a page has left");
+    drop(mapping);
+    until("the end of the retreat", || status(&machine).eviction.retreat.is_empty().then_some(()));
+    await_away(&machine, PATTERN / 3);
+    machine.check_pattern();
+    // A read by a descriptor makes no page.
+    let mut bytes = [0; 4096];
+    file.read_exact_at(&mut bytes, 20 * MIB).unwrap();
+    machine.check_pattern();
+    pager.detach();
+    machine.check_pattern();
+}
+
+pub fn what_has_no_limit() {
+    let memory = "memory-backend-memfd,id=m,size=64M,share=on";
+    let refused = |machine: &Machine| {
+        PagerProcess::start_evicting(machine, "attach", "", Some(LIMIT)).refused()
+    };
+    let mut machine = Machine::with(&[], memory, &["-cpu", "max", "-name", "virtio-mem"]);
+    assert!(refused(&machine).contains("virtio-mem"));
+    machine.check();
+    // A disk of QEMU's own that is read directly.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let direct = |cache: &str| {
+        let drive = format!("file={},format=raw,if=virtio,{cache}", path.display());
+        Machine::with(&[], memory, &["-drive", &drive])
+    };
+    let mut machine = direct("cache=none");
+    let text = refused(&machine);
+    assert!(text.contains("directly into its guest's memory"), "{text}");
+    machine.check();
+    assert_eq!(machine.registered(), 0);
+    drop(machine);
+    let mut machine = direct("cache=writeback");
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(64 * MIB));
+    pager.attached();
+    machine.check();
+    pager.detach();
+}

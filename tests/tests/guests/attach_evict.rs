@@ -1,0 +1,142 @@
+//! A limit of a real guest's memory, below what the guest uses, while the guest checks its memory
+//! and its disk: pagers, their guards and the daemon are killed while pages are away, the limit
+//! changes, and every byte stays what it was.
+
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_tests::{Error, Result, despite_emulation, patience, until};
+use serde_json::Value;
+
+use super::attach::{Scene, wait_for_checker};
+use super::attach_shadow::DISK_CHECKER;
+
+const MIB: u64 = 1 << 20;
+
+/// As the checker of the other tests, with content that becomes smaller, as that of most guests.
+const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t; cd /t
+    for i in 1 2 3; do seq $i$i 2500000 | head -c 16777216 > f$i; done
+    md5sum f? > sums; n=0; touch /t/begun
+    while [ ! -e /t/stop ]; do
+        md5sum -c sums > /dev/null
+        seq $n 2000000 | head -c 12582912 > w
+        a=$(md5sum < w); cp w w2; b=$(md5sum < w2); [ \"$a\" = \"$b\" ]
+        rm w w2; n=$((n + 1))
+    done
+    echo $n";
+
+pub(crate) fn count(status: &Value, name: &str) -> u64 {
+    status["eviction"][name].as_u64().unwrap_or_default()
+}
+
+/// Waits until each of these counts has grown by as much, and pages may leave.
+fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
+    let first = scene.status()?;
+    let mut last = Value::Null;
+    let found = until(what, patience(90), || {
+        let status = scene.status()?;
+        last = status.clone();
+        assert_eq!(count(&status, "damaged"), 0, "{status}");
+        let has = |&(name, least): &(&str, u64)| {
+            count(&status, name) >= count(&first, name).saturating_add(least)
+        };
+        let reasons = ["retreat", "obstacle"].map(|name| status["eviction"][name] == "");
+        Ok((reasons == [true; 2] && wanted.iter().all(has)).then_some(status))
+    });
+    let status = found.inspect_err(|_| println!("{what} has come to {last}"))?;
+    println!("{what}: {}", status["eviction"]);
+    Ok(status)
+}
+
+fn set_limit(scene: &Scene, limit: &str) -> Result<Value> {
+    let process = scene.guest.process().id().to_string();
+    let output = scene.command(&["limit", &process, limit])?.output()?;
+    serde_json::from_slice(&output.stdout)
+        .map_err(|error| Error::new(format!("fathom pager limit: {error}: {output:?}")))
+}
+
+#[test]
+fn pages_leave_and_come_back_while_pagers_and_daemons_are_killed() -> Result<()> {
+    despite_emulation(evict)
+}
+
+fn evict() -> Result<()> {
+    let Some(mut scene) = Scene::start_with(&[], "")? else { return Ok(()) };
+    let checker = scene.guest.spawn(CHECKER)?;
+    wait_for_checker(&scene.guest)?;
+    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let control = scene.daemon.control_socket().display().to_string();
+    let arguments = ["--limit", "120M", "--control", &control];
+    let (pager, _) = scene.pager_with("attach", &arguments)?;
+    let grown = [("evicted", 6000), ("brought", 1500)];
+    let status = works(&scene, "eviction", &grown)?;
+    let mut resident = 0;
+    let below = until("the guest to be below its limit", patience(30), || {
+        resident = count(&scene.status()?, "resident_bytes");
+        Ok((resident <= 124 * MIB).then_some(()))
+    });
+    below.inspect_err(|_| println!("{resident} bytes are resident"))?;
+    assert_eq!(count(&status, "limit_bytes"), 120 * MIB);
+    assert!(count(&status, "store_bytes") > 0, "{status}");
+
+    // Its guard serves, and takes nothing away.
+    drop(pager);
+    scene.guest.check("head -c 4000000 /dev/zero > /t/z; rm /t/z; md5sum /t/f1 > /dev/null")?;
+    let status = scene.status()?;
+    assert_eq!(status["state"], "orphaned", "{status}");
+    assert_eq!(status["registered_bytes"], status["memory_bytes"], "{status}");
+    std::thread::sleep(Duration::from_millis(500));
+    let (pager, status) = scene.pager_with("adopt", &arguments)?;
+    assert!(count(&status, "away_bytes") > 0, "{status}");
+    works(&scene, "eviction after the death of a pager", &grown)?;
+
+    // Pagers that die early, so that many guards wait for their turn.
+    drop(pager);
+    let seed = std::env::var("FATHOM_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(39);
+    let mut random = fastrand::Rng::with_seed(seed);
+    for kill in 0..8 {
+        let mut pager = scene.start_pager_with("adopt", &arguments)?;
+        std::thread::sleep(Duration::from_millis(random.u64(0..400)));
+        let ended = pager.ended()?;
+        assert!(ended.is_none(), "kill {kill} of seed {seed}: {ended:?}");
+        drop(pager);
+        scene.guest.check("md5sum /t/f2 > /dev/null")?;
+    }
+    let (pager, _) = scene.pager_with("attach", &arguments)?;
+    works(&scene, "eviction after the deaths of pagers", &grown)?;
+
+    // The next daemon takes leases from its first access on.
+    scene.daemon.kill9();
+    scene.daemon.restart()?;
+    scene.daemon.wait_for_guest("disk")?;
+    works(&scene, "eviction after the death of a daemon", &grown)?;
+    assert!(count(&scene.status()?, "wanted") > 0, "the daemon has wanted no page");
+
+    let status = set_limit(&scene, "100M")?;
+    assert_eq!((&status["refused"], count(&status, "limit_bytes")), (&"".into(), 100 * MIB));
+    works(&scene, "eviction with a lower limit", &grown)?;
+    let status = set_limit(&scene, "none")?;
+    assert_eq!(count(&status, "limit_bytes"), 0, "{status}");
+    set_limit(&scene, "110M")?;
+    works(&scene, "eviction with a limit again", &[("evicted", 1000)])?;
+
+    let rounds = scene.finish(checker)?;
+    let output = scene.guest.finish_within(disk_checker, 120)?;
+    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    println!("the guest has checked its memory {rounds} times");
+
+    // Both the pager and its guard die: only then somebody has to do something.
+    let status = scene.status()?;
+    assert!(count(&status, "away_bytes") > 0, "{status}");
+    for process in [&status["guard"], &status["pager"]] {
+        Command::new("kill").args(["-9", &process.to_string()]).status()?;
+    }
+    drop(pager);
+    let last = scene.detach()?;
+    assert_eq!((&last["state"], count(&last, "away_bytes")), (&"detached".into(), 0), "{last}");
+    assert_eq!(scene.status()?["registered_bytes"], 0);
+    scene.guest.check("md5sum -c /t/sums > /dev/null || (cd /t; md5sum -c sums > /dev/null)")?;
+    scene.guest.check_console()?;
+    scene.daemon.check("disk")?;
+    scene.guest.shutdown()
+}
