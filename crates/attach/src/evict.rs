@@ -2,7 +2,8 @@
 //!
 //! While more of the guest's memory is in the host's than its limit, a hand goes around the memory,
 //! as that of a clock. It takes away what it meets, but for pages that have come back, or into
-//! being, since it was there last: these are *hot* for some rounds. What the guest reads and writes
+//! being, since it was there last: these are *hot* for some rounds. Nor does it take pages that do not
+//! become smaller. What the guest reads and writes
 //! without a fault is not seen, so a page in use may leave; it comes back at the price of one fault,
 //! and stays for longer then.
 
@@ -26,8 +27,8 @@ const BATCH: u64 = 16;
 const HOT_ROUNDS: u8 = 4;
 /// The same for a page that came into being.
 const NEW_ROUNDS: u8 = 1;
-/// The same for a page that does not become smaller.
-const HARD_ROUNDS: u8 = 32;
+/// For how long a page stays that does not become smaller, in seconds: what is in it may change.
+const HARD_S: u32 = 60;
 /// The hand rests when it has found nothing in so many rounds.
 const FRUITLESS_ROUNDS: u64 = HOT_ROUNDS as u64 + 1;
 /// For how long it rests then, and when the store has no memory.
@@ -46,6 +47,10 @@ pub(crate) struct Eviction {
     folios: Option<Folios>,
     /// For how many rounds each page is hot, by mapping.
     heat: Vec<Vec<u8>>,
+    /// Until which second of this pager's life each page stays, by mapping, because it does not
+    /// become smaller.
+    hard: Vec<Vec<u32>>,
+    begun: Instant,
     /// The pager's view of each mapping, by its number.
     views: Vec<Option<usize>>,
     hand: (usize, u64),
@@ -70,6 +75,8 @@ impl Eviction {
         Self {
             folios,
             heat: mapped.iter().map(|part| vec![0; (part.length() / PAGE) as usize]).collect(),
+            hard: mapped.iter().map(|part| vec![0; (part.length() / PAGE) as usize]).collect(),
+            begun: Instant::now(),
             views: mapped.iter().map(view).collect(),
             away,
             hand: (0, 0),
@@ -220,11 +227,14 @@ impl Eviction {
         self.hand = if end < heat.len() as u64 { (part, end) } else { (part + 1, 0) };
         self.fruitless += end - page;
         let mut cold = Vec::new();
-        for (at, heat) in (page..end).zip(&mut heat[page as usize..end as usize]) {
-            if *heat == 0 {
-                cold.push(at);
-            } else {
+        let now = self.begun.elapsed().as_secs() as u32;
+        let range = page as usize..end as usize;
+        let pages = heat[range.clone()].iter_mut().zip(&self.hard[part][range]);
+        for (at, (heat, hard_until)) in (page..end).zip(pages) {
+            if *heat > 0 {
                 *heat -= 1;
+            } else if *hard_until <= now {
+                cold.push(at);
             }
         }
         let view = self.views[part].and_then(|view| tripwires.get(view));
@@ -260,7 +270,8 @@ impl Eviction {
             Evicted::Disturbed => self.counts.disturbed += 1,
             Evicted::Incompressible => {
                 self.counts.incompressible += 1;
-                self.heat[part][page as usize] = HARD_ROUNDS;
+                let until = self.begun.elapsed().as_secs() as u32 + HARD_S;
+                self.hard[part][page as usize] = until;
             }
             Evicted::Full => {
                 self.counts.full += 1;

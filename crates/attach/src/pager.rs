@@ -35,6 +35,8 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 const GLANCE_INTERVAL: Duration = Duration::from_millis(200);
 /// How long pages leave, or come in, at a time. Faults wait meanwhile.
 const STEP_TIME: Duration = Duration::from_micros(500);
+/// How long pages leave after a fault of a guest that is far over its limit.
+const FAULT_TIME: Duration = Duration::from_micros(200);
 /// The pause when pages have to come in and cannot.
 const STUCK_PAUSE: Duration = Duration::from_millis(10);
 /// How long a pager that has failed brings pages in, before it leaves them to its guard.
@@ -450,7 +452,7 @@ impl Pager {
                     _ => {}
                 }
                 if eviction.is_far_over() && self.ending.is_none() {
-                    eviction.evict_some(faults, tripwires, STEP_TIME);
+                    eviction.evict_some(faults, tripwires, FAULT_TIME);
                 }
             }
         }

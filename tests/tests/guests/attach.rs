@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::attach_evict::count;
 
 /// The memory of the guests.
-const MEMORY_MIB: u64 = 384;
+pub(crate) const MEMORY_MIB: u64 = 384;
 /// How often the pager is killed.
 const KILLS: u64 = 12;
 
@@ -233,7 +233,7 @@ fn reboot_and_balloon() -> Result<()> {
     let guest = &scene.guest;
     let control = scene.daemon.control_socket().display().to_string();
     // Pages are away meanwhile.
-    let (pager, _) = scene.pager_with("attach", &["--limit", "100M", "--control", &control])?;
+    let (pager, _) = scene.pager_with("attach", &["--limit", "180M", "--control", &control])?;
     until("pages to leave", patience(60), || {
         Ok((count(&scene.status()?, "evicted") > 2000).then_some(()))
     })?;
