@@ -10,9 +10,10 @@
 //! words and the entries ([`recover`](AwayPages::recover)).
 
 use std::collections::{BTreeSet, HashSet};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,12 +24,13 @@ use rustix::io::Errno;
 
 use crate::memory::MappedMemory;
 use crate::store::{Found, PAGE, Page, PageStore, Stored};
-use crate::tripwire::Tripwire;
 use crate::userfault::UserFault;
 use crate::vmm::Vmm;
 
 /// How often a page is put back while the VMM changes its mappings.
 const ATTEMPTS_MAX: u32 = 16;
+/// The most pages that leave at once. Faults wait meanwhile.
+pub(crate) const EVICTED_AT_ONCE: usize = 8;
 /// The most pages that one message of a holder brings in.
 const WANTED_MAX: u64 = 4096;
 /// The pause when a page cannot come for lack of memory. The guest's thread then tries again.
@@ -125,7 +127,8 @@ pub(crate) struct AwayPages {
     /// Where bringing in all pages is: a part and an address in it.
     hand: (usize, u64),
     counts: AwayCounts,
-    pipe: (UnixStream, UnixStream),
+    /// Space for the pages that leave at once.
+    content: Vec<u8>,
     #[cfg(test)]
     dies_after: Option<Step>,
 }
@@ -222,7 +225,6 @@ impl AwayPages {
         let tables = tables.map_err(failed)?;
         let fifo = |file: &MemoryFile| WantedPages::open(leases, *file);
         let wanted = files.iter().map(fifo).collect::<io::Result<Vec<_>>>().map_err(failed)?;
-        let pipe = UnixStream::pair().map_err(|error| cannot("make a socket", &error))?;
         Ok(Self {
             parts,
             tables,
@@ -232,7 +234,7 @@ impl AwayPages {
             damaged: BTreeSet::new(),
             hand: (0, 0),
             counts: AwayCounts::default(),
-            pipe,
+            content: vec![0; EVICTED_AT_ONCE * PAGE as usize],
             #[cfg(test)]
             dies_after: None,
         })
@@ -404,62 +406,88 @@ impl AwayPages {
         Brought::Here
     }
 
-    /// Takes a page away that is a folio of its own. `part` is the number of its mapping, and
-    /// `tripwire` the pager's own view of it.
+    /// Takes pages away that follow each other, each of which is a folio of its own: at most
+    /// [`EVICTED_AT_ONCE`]. `part` is the number of their mapping, and `file` the memory's file.
+    /// Calls `each` with the number of a page, from 0 on, and what became of it.
     pub fn evict(
         &mut self,
         part: usize,
-        address: u64,
+        addresses: Range<u64>,
         faults: &UserFault,
-        tripwire: &Tripwire,
-    ) -> Evicted {
-        let Some(found) = self.parts.get(part) else { return Evicted::Disturbed };
-        let (file_page, number) = (found.page_in_file(address), found.page_in_store(address));
-        let (start, index) = (found.memory.start, found.table);
-        if self.tables[index].table().change(file_page, PageWord::leave).is_err() {
-            return Evicted::Leased;
-        }
-        self.pass(Step::Left);
-        let own = address..address + PAGE;
-        let is_protected = faults.protect(&own, true).is_ok();
-        self.pass(Step::Protected);
-        let read = if is_protected { self.read(address - start, tripwire) } else { None };
-        let outcome = match read.map(|content| self.store.put(number, &content)) {
-            None => Evicted::Disturbed,
-            Some(Stored::Incompressible) => Evicted::Incompressible,
-            Some(Stored::Full) => Evicted::Full,
-            Some(Stored::Yes) => Evicted::Gone,
-        };
-        self.pass(Step::Entered);
-        let table = self.tables[index].table();
-        if outcome != Evicted::Gone || table.change(file_page, PageWord::evict).is_err() {
-            self.store.remove(number);
+        file: &File,
+        each: &mut dyn FnMut(u64, Evicted),
+    ) {
+        let Some(found) = self.parts.get(part) else { return };
+        let (first, number) =
+            (found.page_in_file(addresses.start), found.page_in_store(addresses.start));
+        let index = found.table;
+        let count = ((addresses.end - addresses.start) / PAGE).min(EVICTED_AT_ONCE as u64);
+        let leaves = |page: u64| {
             let table = self.tables[index].table();
-            let stay = |word: PageWord| Some(word.stay()).filter(|next| *next != word);
-            let _ = table.change(file_page, stay);
-            let _ = faults.protect(&own, false);
-            return if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome };
+            table.change(first + page, PageWord::leave).is_ok()
+        };
+        let leaving: Vec<bool> = (0..count).map(leaves).collect();
+        self.pass(Step::Left);
+        let all = addresses.start..addresses.start + count * PAGE;
+        let is_protected = faults.protect(&all, true).is_ok();
+        self.pass(Step::Protected);
+        // A page that QEMU gives back at this moment is read as zeroes, which it then may be.
+        let mut content = std::mem::take(&mut self.content);
+        let bytes = &mut content[..(count * PAGE) as usize];
+        let is_read = is_protected && file.read_exact_at(bytes, first * PAGE).is_ok();
+        let mut outcomes = Vec::with_capacity(count as usize);
+        for page in 0..count {
+            let at = (page * PAGE) as usize;
+            let content = bytes[at..at + PAGE as usize].try_into().expect("a page");
+            let outcome = match leaving[page as usize] {
+                false => Evicted::Leased,
+                true if !is_read => Evicted::Disturbed,
+                true => self.store_leaving(index, first + page, number + page, content),
+            };
+            if outcome != Evicted::Gone {
+                let address = addresses.start + page * PAGE;
+                let _ = faults.protect(&(address..address + PAGE), false);
+            }
+            outcomes.push(outcome);
         }
-        self.away += 1;
-        self.counts.evicted += 1;
-        self.pass(Step::Evicted);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let offset = file_page * PAGE;
-        if fallocate(tripwire.file(), flags, offset, PAGE).is_err() {
-            // It is still there, and its entry goes.
-            self.bring(address, faults);
-            return Evicted::Disturbed;
+        self.content = content;
+        let runs = outcomes.chunk_by(|one, other| one == other).map(|run| (run[0], run.len()));
+        let runs: Vec<(Evicted, usize)> = runs.collect();
+        let mut page = 0;
+        for (outcome, length) in runs {
+            let length = length as u64;
+            if outcome == Evicted::Gone && !punch(file, first + page, length) {
+                // They are still there, and their entries go.
+                for page in page..page + length {
+                    self.bring(addresses.start + page * PAGE, faults);
+                    outcomes[page as usize] = Evicted::Disturbed;
+                }
+            }
+            page += length;
         }
-        Evicted::Gone
+        (0..).zip(outcomes).for_each(|(page, outcome)| each(page, outcome));
     }
 
-    /// The content of a page of a mapping; `None` if it is missing.
-    fn read(&self, at: u64, tripwire: &Tripwire) -> Option<Page> {
-        let (write, mut read) = (&self.pipe.0, &self.pipe.1);
-        tripwire.copy_page(at, write).ok()?;
-        let mut bytes = [0; PAGE as usize];
-        read.read_exact(&mut bytes).ok()?;
-        Some(bytes)
+    /// Stores the content of a page that is leaving. If it is gone then, its word says so, and it
+    /// has to be punched.
+    fn store_leaving(&mut self, table: usize, page: u64, number: u64, content: &Page) -> Evicted {
+        let outcome = match self.store.put(number, content) {
+            Stored::Incompressible => Evicted::Incompressible,
+            Stored::Full => Evicted::Full,
+            Stored::Yes => Evicted::Gone,
+        };
+        self.pass(Step::Entered);
+        let words = self.tables[table].table();
+        if outcome == Evicted::Gone && words.change(page, PageWord::evict).is_ok() {
+            self.away += 1;
+            self.counts.evicted += 1;
+            self.pass(Step::Evicted);
+            return outcome;
+        }
+        self.store.remove(number);
+        let stay = |word: PageWord| Some(word.stay()).filter(|next| *next != word);
+        let _ = self.tables[table].table().change(page, stay);
+        if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome }
     }
 
     /// Brings the pages in that holders want.
@@ -530,6 +558,12 @@ impl AwayPages {
 /// The owner of a VMM's tables.
 pub(crate) fn owner(vmm: &Vmm) -> TableOwner {
     TableOwner { process: vmm.process() as u32, start_ticks: vmm.start_ticks() }
+}
+
+/// Takes pages out of the memory's file. Returns false if they are still there.
+fn punch(file: &File, page: u64, count: u64) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, flags, page * PAGE, count * PAGE).is_ok()
 }
 
 /// Puts a page into the VMM. `None` if it is there now, else why not.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 
-use crate::away::{AwayPages, Evicted};
+use crate::away::{AwayPages, EVICTED_AT_ONCE, Evicted};
 use crate::counts::EvictionCounts;
 use crate::folios::{Folio, Folios};
 use crate::memory::MappedMemory;
@@ -22,7 +22,7 @@ use crate::userfault::UserFault;
 use crate::vmm::Vmm;
 
 /// The pages at which the hand looks at a time.
-const BATCH: u64 = 16;
+const BATCH: u64 = EVICTED_AT_ONCE as u64;
 /// For how many rounds of the hand a page that came back stays.
 const HOT_ROUNDS: u8 = 4;
 /// The same for a page that came into being.
@@ -199,13 +199,17 @@ impl Eviction {
         self.resident += bytes;
     }
 
-    /// Takes pages away until the guest is below its limit, for at most `time`.
+    /// Takes pages away until the guest is below its limit, for at most `time`, or until a fault
+    /// waits.
     pub fn evict_some(&mut self, faults: &UserFault, tripwires: &[Tripwire], time: Duration) {
         let begun = Instant::now();
         self.measure(tripwires);
         while self.is_busy() && begun.elapsed() < time {
             self.look(faults, tripwires);
             self.measure(tripwires);
+            if faults.has_faults() {
+                break;
+            }
         }
     }
 
@@ -248,22 +252,21 @@ impl Eviction {
         let start = mapping.start;
         // A VMM that has unmapped it has none.
         let Ok(found) = folios.at(start + page * PAGE, (end - page) as usize) else { return };
-        for at in cold {
-            match found[(at - page) as usize] {
-                Folio::Absent => {}
-                Folio::Large => self.counts.large += 1,
-                Folio::Single => {
-                    let outcome = self.away.evict(part, start + at * PAGE, faults, view);
-                    if self.note(outcome, part, at) {
-                        return;
-                    }
-                }
-            }
+        let is_large = |at: &&u64| found[(**at - page) as usize] == Folio::Large;
+        self.counts.large += cold.iter().filter(is_large).count() as u64;
+        cold.retain(|at| found[(at - page) as usize] == Folio::Single);
+        let mut outcomes = Vec::new();
+        for run in cold.chunk_by(|one, next| one + 1 == *next) {
+            let addresses = start + run[0] * PAGE..start + (run[run.len() - 1] + 1) * PAGE;
+            let each = &mut |at, outcome| outcomes.push((run[0] + at, outcome));
+            self.away.evict(part, addresses, faults, view.file(), each);
+        }
+        for (at, outcome) in outcomes {
+            self.note(outcome, part, at);
         }
     }
 
-    /// Returns whether the hand has to rest.
-    fn note(&mut self, outcome: Evicted, part: usize, page: u64) -> bool {
+    fn note(&mut self, outcome: Evicted, part: usize, page: u64) {
         match outcome {
             Evicted::Gone => self.fruitless = 0,
             Evicted::Leased => self.counts.leased += 1,
@@ -276,10 +279,8 @@ impl Eviction {
             Evicted::Full => {
                 self.counts.full += 1;
                 self.have_rest();
-                return true;
             }
         }
-        false
     }
 
     fn have_rest(&mut self) {

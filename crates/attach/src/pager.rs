@@ -35,6 +35,8 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 const GLANCE_INTERVAL: Duration = Duration::from_millis(200);
 /// How long pages leave, or come in, at a time. Faults wait meanwhile.
 const STEP_TIME: Duration = Duration::from_micros(500);
+/// For how long the next fault is looked for after a fault, without sleeping.
+const SPIN_TIME: Duration = Duration::from_micros(50);
 /// How long pages leave after a fault of a guest that is far over its limit.
 const FAULT_TIME: Duration = Duration::from_micros(200);
 /// The pause when pages have to come in and cannot.
@@ -325,6 +327,8 @@ impl Pager {
             let pause = self.look_around();
             let pause = if self.ending.is_some() { Some(Duration::ZERO) } else { pause };
             let woken = self.wait(pause, stop)?;
+            // One fault is followed by others: a thread that sleeps is slow to wake.
+            let is_spinning = woken.has_faults && matches!(self.work, Work::Eviction(_));
             if woken.has_ended {
                 return Ok(ServeEnd::VmmEnded);
             }
@@ -335,6 +339,10 @@ impl Pager {
             }
             if woken.has_faults {
                 self.serve_faults()?;
+                let begun = Instant::now();
+                while is_spinning && !self.faults.has_faults() && begun.elapsed() < SPIN_TIME {
+                    std::hint::spin_loop();
+                }
             } else if pause.is_some() {
                 self.do_work();
             }

@@ -230,6 +230,13 @@ impl UserFault {
         unsafe { update::<POISON, _>(self.as_fd(), &mut request) }
     }
 
+    /// Whether a fault has occurred that nobody has read.
+    pub fn has_faults(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+
     /// Reads the faults that have occurred, without waiting: calls `each` with them.
     ///
     /// # Errors

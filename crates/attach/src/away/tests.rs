@@ -26,7 +26,6 @@ struct Scene {
     /// The guest's own mapping.
     guest: Arc<Mapping>,
     faults: UserFault,
-    tripwire: Tripwire,
     memory: Vec<MappedMemory>,
     vmm: Vmm,
     away: AwayPages,
@@ -64,7 +63,6 @@ impl Scene {
         faults.register(&(start..end)).unwrap();
         let MemoryFile { device: number, inode } = MemoryFile::of(&file).unwrap();
         let memory = vec![MappedMemory { start, end, offset: 0, inode, device: number }];
-        let tripwire = Tripwire::map(device.as_fd(), file.try_clone().unwrap(), 0, PAGES * PAGE);
         let (leases, folder) =
             (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
         let vmm = Vmm::open(std::process::id() as i32).unwrap();
@@ -72,26 +70,19 @@ impl Scene {
             let store = folder.path().join("store");
             AwayPages::create(&vmm, &memory, leases.path(), &store).unwrap()
         };
-        let tripwire = tripwire.unwrap();
-        let scene = Self {
-            leases,
-            folder,
-            file,
-            guest,
-            faults,
-            tripwire,
-            memory,
-            vmm,
-            away,
-            start,
-            _device: device,
-        };
+        let scene =
+            Self { leases, folder, file, guest, faults, memory, vmm, away, start, _device: device };
         Some(scene)
     }
 
     fn evict(&mut self, page: u64) -> Evicted {
         let address = self.start + page * PAGE;
-        self.away.evict(0, address, &self.faults, &self.tripwire)
+        let mut found = Vec::new();
+        let own = address..address + PAGE;
+        let each = &mut |page, outcome| found.push((page, outcome));
+        self.away.evict(0, own, &self.faults, &self.file, each);
+        assert_eq!((found.len(), found[0].0), (1, 0));
+        found[0].1
     }
 
     fn bring(&mut self, page: u64) -> Brought {
@@ -277,9 +268,9 @@ fn zeroes_come_only_where_nothing_is_away_and_what_the_vmm_gives_back_is_free() 
         assert_eq!(scene.guest_reads(page), content(page));
     }
     assert_eq!(scene.guest_reads(19), [0; PAGE as usize]);
-    // A page that leaves and is missing is none.
+    // A page that is missing and leaves is zeroes.
     fallocate(&scene.file, flags, 30 * PAGE, PAGE).unwrap();
-    assert_eq!(scene.evict(30), Evicted::Disturbed);
+    assert_eq!(scene.evict(30), Evicted::Gone);
     assert_eq!(scene.guest_reads(30), [0; PAGE as usize]);
     // One that does not become smaller stays, and can be written to.
     let mut noise = [0; PAGE as usize];
@@ -338,4 +329,35 @@ fn a_damaged_page_is_an_error_and_never_another_content() {
     assert_eq!(scene.bring(7), Brought::Damaged);
     let mapping = scene.guest.access().u8s()[0].load(Ordering::Relaxed);
     assert_eq!(mapping, content(0)[0]);
+}
+
+#[test]
+fn pages_leave_together_but_for_those_that_stay() {
+    let Some(mut scene) = Scene::start() else { return };
+    let daemon = scene.daemon();
+    let lease = daemon.access(10 * PAGE, 8, Purpose::Read).unwrap();
+    let mut noise = [0; PAGE as usize];
+    fastrand::Rng::with_seed(3).fill(&mut noise);
+    scene.guest(move |guest| guest.access().write(13 * PAGE as usize, &noise));
+    let mut found = Vec::new();
+    let all = scene.start + 8 * PAGE..scene.start + 40 * PAGE;
+    let each = &mut |page, outcome| found.push((page, outcome));
+    scene.away.evict(0, all, &scene.faults, &scene.file, each);
+    let outcome = |page| match page {
+        2 => Evicted::Leased,
+        5 => Evicted::Incompressible,
+        _ => Evicted::Gone,
+    };
+    let expected: Vec<_> = (0..EVICTED_AT_ONCE as u64).map(|page| (page, outcome(page))).collect();
+    assert_eq!(found, expected);
+    drop(lease);
+    for page in 8..8 + EVICTED_AT_ONCE as u64 {
+        assert_eq!(scene.exists(page), matches!(page, 10 | 13), "page {page}");
+        // Those that stayed can be written to.
+        let expected = if page == 13 { noise } else { content(page) };
+        assert_eq!(scene.guest_reads(page), expected);
+        scene.guest_writes(page, 500 + page);
+        assert_eq!(scene.guest_reads(page), content(500 + page));
+    }
+    assert!(scene.exists(8 + EVICTED_AT_ONCE as u64));
 }
