@@ -121,7 +121,7 @@ pub fn attach(
     let place = RecordPlace::lock(&options.folder, &vmm)?;
     step(AttachStep::Locked);
     let device = open_device()?;
-    let mut record = place.read(&vmm);
+    let mut record = place.read(&vmm)?;
     // Pages that are away have to be served whatever there is now: the pager brings them in then.
     let has_store = record.as_ref().is_some_and(|record| record.store.is_some());
     let maps = if has_store { memory::find(&vmm)? } else { examine(&vmm)? };
@@ -136,6 +136,10 @@ pub fn attach(
     let now = userfaults(&vmm)?;
     let known = record.as_ref().and_then(|record| record::ours(record, &now));
     status.is_adopted = known.is_some();
+    if has_store && known.is_none() {
+        return Err(Failure::new("the VMM has lost its userfaultfd, and pages of it may be away")
+            .advise("restart the machine"));
+    }
     if let (None, true) = (known, options.must_adopt) {
         return Err(Failure::new(format!(
             "no pager has left anything in process {}",
@@ -221,7 +225,14 @@ pub(crate) fn start_guard(
     loop {
         let started = Guard::start(helpers.guard(), faults, place.guard.as_fd(), ward);
         let told = started.and_then(|mut guard| match &record.store {
-            Some(store) => guard.open_store(store, &record.leases).map(|()| guard),
+            Some(store) => match guard.open_store(store, &record.leases) {
+                Ok(()) => Ok(guard),
+                Err(failure) => {
+                    // It would take the end of the connection for the pager's.
+                    guard.bury();
+                    Err(failure)
+                }
+            },
             None => Ok(guard),
         });
         match told {
@@ -260,7 +271,7 @@ pub fn detach_orphan(vmm: &Vmm, folder: &Path) -> Result<Option<PagerStatus>, Fa
         Failure::new(format!("process {} has no pager", vmm.process()))
             .advise("give the folder of its records if it is another (--folder)")
     };
-    let mut record = place.read(vmm).ok_or_else(none)?;
+    let mut record = place.read(vmm)?.ok_or_else(none)?;
     if !record.is_attached {
         return Err(none());
     }

@@ -9,7 +9,7 @@
 //! Whoever of the two serves may die after each step. The other, or the next pager, goes on from the
 //! words and the entries ([`recover`](AwayPages::recover)).
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use crate::memory::MappedMemory;
 use crate::store::{Found, PAGE, Page, PageStore, Stored};
 use crate::userfault::UserFault;
-use crate::vmm::Vmm;
+use crate::vmm::{self, Vmm};
 
 /// How often a page is put back while the VMM changes its mappings.
 const ATTEMPTS_MAX: u32 = 16;
@@ -33,6 +33,8 @@ const ATTEMPTS_MAX: u32 = 16;
 pub(crate) const EVICTED_AT_ONCE: usize = 8;
 /// The most pages that one message of a holder brings in.
 const WANTED_MAX: u64 = 4096;
+/// For how long pages come in that holders want, before faults are looked for again.
+const WANTED_TIME_MAX: Duration = Duration::from_millis(2);
 /// The pause when a page cannot come for lack of memory. The guest's thread then tries again.
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
@@ -44,6 +46,8 @@ struct Part {
     table: usize,
     /// The number of its first page in the store.
     first: u64,
+    /// How many pages it has in the store, also when it is not mapped any more.
+    pages: u64,
 }
 
 impl Part {
@@ -99,6 +103,8 @@ pub(crate) struct AwayCounts {
     pub brought: u64,
     /// Of these, pages that the daemon wanted.
     pub wanted: u64,
+    /// Pages that existed when they were to come back.
+    pub existing: u64,
 }
 
 /// The steps after which a test may end.
@@ -154,12 +160,12 @@ impl AwayPages {
             cannot(&format!("make a store in {}", folder.display()), &error)
                 .advise("give a folder in memory, for this user alone, that has room (--store)")
         })?;
-        let is_running = |owner: TableOwner| {
-            let found = Vmm::open(owner.process as i32);
-            found.is_ok_and(|vmm| vmm.start_ticks() == owner.start_ticks)
-        };
-        PagerLeases::remove_ended(leases, is_running);
+        PagerLeases::remove_ended(leases, |owner| {
+            let is_here = owner.namespace == vmm::namespace();
+            is_here && vmm::is_gone(owner.process as i32, owner.start_ticks)
+        });
         let mut made = Self::with_store(store, vmm, memory, leases, true)?;
+        // An earlier pager may have left its table.
         made.recover();
         if made.count() > 0 {
             return Err(Failure::new("pages of the machine are away, and no record says where"));
@@ -204,14 +210,31 @@ impl AwayPages {
                 ends.push(0);
             }
             ends[table] = ends[table].max(stored.offset.saturating_add(stored.length));
-            let is_it = |part: &&MappedMemory| {
+            let is_of_file = |part: &&MappedMemory| {
                 MemoryFile { device: part.device, inode: part.inode } == file
-                    && (part.offset, part.length()) == (stored.offset, stored.length)
             };
+            let is_it = |part: &&MappedMemory| {
+                (part.offset, part.length()) == (stored.offset, stored.length)
+            };
+            let mapped = memory.iter().filter(is_of_file).find(is_it).cloned();
             // Memory that was unplugged has no mapping, and nobody wants its pages.
-            if let Some(memory) = memory.iter().find(is_it) {
-                parts.push(Part { memory: memory.clone(), table, first: stored.first });
+            let unplugged = MappedMemory {
+                start: 0,
+                end: 0,
+                offset: stored.offset,
+                inode: file.inode,
+                device: file.device,
+            };
+            let overlaps = |part: &MappedMemory| {
+                let end = stored.offset.saturating_add(stored.length);
+                part.offset < end && stored.offset < part.offset + part.length()
+            };
+            if mapped.is_none() && memory.iter().filter(is_of_file).any(overlaps) {
+                return Err(Failure::new("the VMM maps its guest's memory otherwise than before")
+                    .advise("restart the machine: pages of it are away"));
             }
+            let memory = mapped.unwrap_or(unplugged);
+            parts.push(Part { memory, table, first: stored.first, pages: stored.length / PAGE });
         }
         let open = |(file, end): (&MemoryFile, &u64)| {
             // The words of an existing store say which pages are away.
@@ -258,14 +281,25 @@ impl AwayPages {
         for table in &self.tables {
             table.forget();
         }
-        let is_away = |part: &Part, address: &u64| self.is_away_in(part, *address);
-        let of_part = |part| {
-            let away = Part::addresses(part).filter(move |address| is_away(part, address));
-            away.map(|address| part.page_in_store(address))
-        };
-        let away: HashSet<u64> = self.parts.iter().flat_map(of_part).collect();
-        self.store.recover(|page| away.contains(&page));
-        self.away = away.len() as u64;
+        let Self { parts, tables, store, .. } = self;
+        // Of all parts, also of those that are not mapped: only a word says that a page is not away.
+        let pages: u64 = parts.iter().map(|part| part.pages).sum();
+        let mut away = vec![false; pages as usize];
+        for part in parts.iter() {
+            let table = tables[part.table].table();
+            let words = (part.memory.offset / PAGE..).map(|page| table.word(page).state());
+            let places = &mut away[part.first as usize..(part.first + part.pages) as usize];
+            for ((at, place), state) in (part.first..).zip(places).zip(words) {
+                *place = match table.is_lost() {
+                    true => store.has(at),
+                    false => matches!(state, PageState::Evicted | PageState::Coming),
+                };
+            }
+        }
+        store.recover(|page| away[page as usize]);
+        let mapped = parts.iter().filter(|part| part.memory.length() > 0);
+        let of_part = |part: &Part| &away[part.first as usize..(part.first + part.pages) as usize];
+        self.away = mapped.flat_map(of_part).filter(|is_away| **is_away).count() as u64;
         self.damaged.clear();
     }
 
@@ -373,31 +407,43 @@ impl AwayPages {
         let (file_page, number) = (part.page_in_file(address), part.page_in_store(address));
         let index = part.table;
         let table = self.tables[index].table();
-        match self.state_of(part, address) {
+        let state = self.state_of(part, address);
+        match state {
             PageState::Resident | PageState::Leaving => return Brought::NotAway,
             PageState::Evicted => drop(table.change(file_page, PageWord::come)),
             // Whoever served before has begun it.
             PageState::Coming => {}
         }
-        let is_lost = table.is_lost();
         self.pass(Step::Coming);
-        // Without an entry it had come, and was given back since.
         let mut content: Page = [0; PAGE as usize];
-        if self.store.get(number, &mut content) == Found::Damaged {
+        let is_content = match self.store.get(number, &mut content) {
+            Found::Content => true,
+            // Its entry had ended already: it had come, and was given back since.
+            Found::Nothing => state == PageState::Coming,
+            Found::Damaged => false,
+        };
+        if !is_content {
             self.damaged.insert(number);
-            // Before Linux 6.6 the thread waits.
+            // A later call must not take it for one that has lost its entry by right.
+            let back = |word: PageWord| word.arrive()?.leave()?.evict();
+            let _ = self.tables[index].table().change(file_page, back);
+            // Before Linux 6.6 the thread waits. If the page exists, it can be used.
             let _ = faults.poison(&own);
+            let _ = faults.protect(&own, false);
             return Brought::Damaged;
         }
-        if let Some(outcome) = put_back(faults, address, &content) {
-            let _ = faults.wake(&own);
-            return outcome;
+        match put_back(faults, address, &content) {
+            Ok(was_there) => self.counts.existing += u64::from(was_there),
+            Err(outcome) => {
+                let _ = faults.wake(&own);
+                return outcome;
+            }
         }
         self.pass(Step::Copied);
         self.store.remove(number);
         self.pass(Step::Unentered);
         let table = self.tables[index].table();
-        if table.change(file_page, PageWord::arrive).is_ok() || is_lost {
+        if table.change(file_page, PageWord::arrive).is_ok() || table.is_lost() {
             self.away = self.away.saturating_sub(1);
             self.counts.brought += 1;
         }
@@ -424,7 +470,8 @@ impl AwayPages {
         let count = ((addresses.end - addresses.start) / PAGE).min(EVICTED_AT_ONCE as u64);
         let leaves = |page: u64| {
             let table = self.tables[index].table();
-            table.change(first + page, PageWord::leave).is_ok()
+            // The words of a table that is lost say nothing about leases.
+            table.change(first + page, PageWord::leave).is_ok() && !table.is_lost()
         };
         let leaving: Vec<bool> = (0..count).map(leaves).collect();
         self.pass(Step::Left);
@@ -478,7 +525,8 @@ impl AwayPages {
         };
         self.pass(Step::Entered);
         let words = self.tables[table].table();
-        if outcome == Evicted::Gone && words.change(page, PageWord::evict).is_ok() {
+        let is_gone = outcome == Evicted::Gone && words.change(page, PageWord::evict).is_ok();
+        if is_gone && !words.is_lost() {
             self.away += 1;
             self.counts.evicted += 1;
             self.pass(Step::Evicted);
@@ -490,15 +538,21 @@ impl AwayPages {
         if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome }
     }
 
-    /// Brings the pages in that holders want.
-    pub fn serve_wanted(&mut self, faults: &UserFault) {
+    /// Brings the pages in that holders want. Returns their addresses.
+    pub fn serve_wanted(&mut self, faults: &UserFault) -> Vec<u64> {
+        let mut brought = Vec::new();
+        let begun = Instant::now();
         let mut wanted = Vec::new();
         for (table, fifo) in self.wanted.iter().enumerate() {
             // What is lost is asked for again.
             let _ = fifo.read(|pages| wanted.push((table, pages)));
         }
-        for (table, pages) in wanted {
+        'all: for (table, pages) in wanted {
             for page in pages.take(WANTED_MAX as usize) {
+                // What is left is asked for again.
+                if begun.elapsed() > WANTED_TIME_MAX {
+                    break 'all;
+                }
                 let is_in = |part: &&Part| {
                     let first = part.memory.offset / PAGE;
                     part.table == table
@@ -506,17 +560,24 @@ impl AwayPages {
                 };
                 let Some(part) = self.parts.iter().find(is_in) else { break };
                 let address = part.memory.start + page * PAGE - part.memory.offset;
-                if self.bring(address, faults) == Brought::Here {
-                    self.counts.wanted += 1;
+                match self.bring(address, faults) {
+                    Brought::Here => {
+                        self.counts.wanted += 1;
+                        brought.push(address);
+                    }
+                    Brought::Later => break 'all,
+                    _ => {}
                 }
             }
         }
+        brought
     }
 
-    /// Brings in what is away, for as long as `time`. Returns whether it has got on.
+    /// Brings in what is away, for as long as `time`. Returns whether it can go on at once: not if a
+    /// page could not come.
     pub fn bring_some(&mut self, faults: &UserFault, time: Duration) -> bool {
         let begun = Instant::now();
-        let mut has_brought = false;
+        let mut can_go_on = true;
         // Once around is enough: what could not come is tried again by the next call.
         let pages: u64 = self.parts.iter().map(|part| part.memory.length() / PAGE).sum();
         for step in 0..pages + self.parts.len() as u64 {
@@ -535,16 +596,17 @@ impl AwayPages {
             self.hand.1 += PAGE;
             let address = part.memory.start + at;
             match self.bring(address, faults) {
-                Brought::Here => has_brought = true,
+                Brought::Here | Brought::NotAway | Brought::Damaged => {}
+                Brought::Unmapped => can_go_on = false,
                 // Not at once again.
                 Brought::Later => {
                     self.hand.1 = at;
+                    can_go_on = false;
                     break;
                 }
-                Brought::NotAway | Brought::Damaged | Brought::Unmapped => {}
             }
         }
-        has_brought
+        can_go_on
     }
 
     /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases are
@@ -557,7 +619,8 @@ impl AwayPages {
 
 /// The owner of a VMM's tables.
 pub(crate) fn owner(vmm: &Vmm) -> TableOwner {
-    TableOwner { process: vmm.process() as u32, start_ticks: vmm.start_ticks() }
+    let namespace = vmm::namespace();
+    TableOwner { process: vmm.process() as u32, start_ticks: vmm.start_ticks(), namespace }
 }
 
 /// Takes pages out of the memory's file. Returns false if they are still there.
@@ -566,21 +629,21 @@ fn punch(file: &File, page: u64, count: u64) -> bool {
     fallocate(file, flags, page * PAGE, count * PAGE).is_ok()
 }
 
-/// Puts a page into the VMM. `None` if it is there now, else why not.
-fn put_back(faults: &UserFault, address: u64, content: &Page) -> Option<Brought> {
+/// Puts a page into the VMM. Returns whether it was there, or else why it is not.
+fn put_back(faults: &UserFault, address: u64, content: &Page) -> Result<bool, Brought> {
     for _ in 0..ATTEMPTS_MAX {
-        let Err(error) = faults.copy_protected(address, content) else { return None };
+        let Err(error) = faults.copy_protected(address, content) else { return Ok(false) };
         match Errno::from_io_error(&error) {
-            Some(Errno::EXIST) => return None,
+            Some(Errno::EXIST) => return Ok(true),
             Some(Errno::AGAIN) => std::thread::yield_now(),
             Some(Errno::NOMEM) => {
                 std::thread::sleep(SHORT_PAUSE);
-                return Some(Brought::Later);
+                return Err(Brought::Later);
             }
-            _ => return Some(Brought::Unmapped),
+            _ => return Err(Brought::Unmapped),
         }
     }
-    Some(Brought::Later)
+    Err(Brought::Later)
 }
 
 #[cfg(test)]

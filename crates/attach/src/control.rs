@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use crate::counts::PagerStatus;
 use crate::limit::LimitHandle;
 use crate::record::PagerRecord;
+use crate::store::{self, PAGE};
 use crate::vmm::Vmm;
 
 /// A client says what it wants within this time.
@@ -237,6 +238,12 @@ fn state(folder: &Path, record: &PagerRecord) -> PagerStatus {
     }
     let state = if record.is_attached { "orphaned" } else { "detached" };
     state.clone_into(&mut status.state);
+    if let (Some(store), Some(vmm)) = (&record.store, &vmm) {
+        // Its guard serves.
+        status.guard = record.guard;
+        status.eviction.limit_bytes = record.limit.unwrap_or(0);
+        status.eviction.away_bytes = store::count_entries(store, vmm) * PAGE;
+    }
     status.registered_bytes = registered_bytes(process);
     status
 }

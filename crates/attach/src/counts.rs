@@ -79,6 +79,9 @@ pub struct EvictionCounts {
     pub brought: u64,
     /// Of these, pages that the daemon wanted.
     pub wanted: u64,
+    /// Pages that existed when they were to come back: at most eight after the death of a pager.
+    /// More means that another process has made them, and the guest may have read zeroes.
+    pub existing: u64,
     /// Pages whose content is damaged, so that they cannot come back.
     pub damaged: u64,
     /// Pages that did not leave because somebody had a lease.

@@ -33,6 +33,8 @@ const HARD_S: u32 = 60;
 const FRUITLESS_ROUNDS: u64 = HOT_ROUNDS as u64 + 1;
 /// For how long it rests then, and when the store has no memory.
 const REST: Duration = Duration::from_secs(1);
+/// It rests for twice as long each time, up to this.
+const REST_MAX: Duration = Duration::from_secs(32);
 /// How far below its limit a guest is brought, at most: a 64th of the limit, and so many bytes.
 const SLACK_MAX: u64 = 4 << 20;
 /// A guest that grows faster than pages leave waits when it is so much over its limit: a 32nd of
@@ -57,9 +59,11 @@ pub(crate) struct Eviction {
     /// The pages at which the hand has looked since a page has left.
     fruitless: u64,
     rests_until: Option<Instant>,
+    next_rest: Duration,
     limit: u64,
     resident: u64,
     is_over: bool,
+    doubt: &'static str,
     counts: EvictionCounts,
 }
 
@@ -82,9 +86,11 @@ impl Eviction {
             hand: (0, 0),
             fruitless: 0,
             rests_until: None,
+            next_rest: REST,
             limit: u64::MAX,
             resident: 0,
             is_over: false,
+            doubt: "",
             counts: EvictionCounts::default(),
         }
     }
@@ -101,6 +107,7 @@ impl Eviction {
         self.is_over = false;
         self.fruitless = 0;
         self.rests_until = None;
+        self.next_rest = REST;
     }
 
     /// What has left, and what has come back.
@@ -115,7 +122,13 @@ impl Eviction {
             evicted: counts.evicted,
             brought: counts.brought,
             wanted: counts.wanted,
+            existing: counts.existing,
             damaged: self.away.damaged(),
+            obstacle: if self.counts.obstacle.is_empty() {
+                self.doubt.to_owned()
+            } else {
+                self.counts.obstacle.clone()
+            },
             ..self.counts.clone()
         }
     }
@@ -125,6 +138,11 @@ impl Eviction {
         if self.counts.obstacle != reason {
             reason.clone_into(&mut self.counts.obstacle);
         }
+    }
+
+    /// No page leaves for the moment, until it is known who has the memory; pages may if it is empty.
+    pub fn set_doubt(&mut self, reason: &'static str) {
+        self.doubt = reason;
     }
 
     /// All pages come in for this reason, and none leaves; it ends with an empty one.
@@ -144,14 +162,16 @@ impl Eviction {
         self.is_over
             && self.counts.retreat.is_empty()
             && self.counts.obstacle.is_empty()
+            && self.doubt.is_empty()
             && self.folios.is_some()
             && self.rests_until.is_none_or(|until| until <= Instant::now())
     }
 
     /// When the hand goes on, if it rests though pages have to leave.
     pub fn rest(&self) -> Option<Duration> {
-        let until = self.rests_until.filter(|_| self.is_over)?;
-        Some(until.saturating_duration_since(Instant::now()))
+        let now = Instant::now();
+        let until = self.rests_until.filter(|until| self.is_over && *until > now)?;
+        Some(until - now)
     }
 
     /// How far below the limit pages leave.
@@ -164,8 +184,10 @@ impl Eviction {
     pub fn measure(&mut self, tripwires: &[Tripwire]) {
         let mut seen = Vec::new();
         let mut resident = 0;
-        for view in self.views.iter().flatten() {
-            let Some(found) = tripwires.get(*view).and_then(|view| fstat(view.file()).ok()) else {
+        let is_mapped =
+            |part: &usize| self.away.mapping(*part).is_some_and(|mapping| mapping.length() > 0);
+        for view in (0..self.views.len()).filter(is_mapped).filter_map(|part| self.views[part]) {
+            let Some(found) = tripwires.get(view).and_then(|view| fstat(view.file()).ok()) else {
                 continue;
             };
             let file = (found.st_dev, found.st_ino);
@@ -187,6 +209,11 @@ impl Eviction {
 
     /// Pages of a range of addresses have come back, or into being.
     pub fn touched(&mut self, address: u64, bytes: u64, is_back: bool) {
+        if !is_back && self.next_rest > REST {
+            // There is something new to look at.
+            self.next_rest = REST;
+            self.rests_until = self.rests_until.map(|until| until.min(Instant::now() + REST));
+        }
         let rounds = if is_back { HOT_ROUNDS } else { NEW_ROUNDS };
         for (part, heat) in self.heat.iter_mut().enumerate() {
             let Some(memory) = self.away.mapping(part) else { continue };
@@ -268,7 +295,10 @@ impl Eviction {
 
     fn note(&mut self, outcome: Evicted, part: usize, page: u64) {
         match outcome {
-            Evicted::Gone => self.fruitless = 0,
+            Evicted::Gone => {
+                self.fruitless = 0;
+                self.next_rest = REST;
+            }
             Evicted::Leased => self.counts.leased += 1,
             Evicted::Disturbed => self.counts.disturbed += 1,
             Evicted::Incompressible => {
@@ -285,7 +315,8 @@ impl Eviction {
 
     fn have_rest(&mut self) {
         self.fruitless = 0;
-        self.rests_until = Some(Instant::now() + REST);
+        self.rests_until = Some(Instant::now() + self.next_rest);
+        self.next_rest = (self.next_rest * 2).min(REST_MAX);
     }
 
     /// Notes how long the fault of a page that was away took.

@@ -46,6 +46,8 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest message, in bytes: the mappings of a VMM.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// How often a guard that serves looks whether a pager wants to.
+/// The pause before a guard that has given the lock away wants it again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LOOK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What a guard is told at its start.
@@ -109,8 +111,14 @@ impl Guard {
             // The command keeps the other end open.
             drop(command);
             let mut guard = Self { child, link };
-            guard.greet(faults, lock, ward)?;
-            Ok::<_, io::Error>(guard)
+            match guard.greet(faults, lock, ward) {
+                Ok(()) => Ok(guard),
+                Err(error) => {
+                    // It would take the end of the connection for the pager's.
+                    guard.bury();
+                    Err(error)
+                }
+            }
         })();
         started.map_err(|error| Failure::new(format!("the pager's guard does not start: {error}")))
     }
@@ -194,14 +202,15 @@ impl AsFd for Guard {
 /// # Errors
 /// When it is not started by a pager.
 pub fn guard() -> io::Result<()> {
-    trace::block_signals()?;
+    trace::block_signals(&[libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL])?;
     // A signal to the pager's group or session is not meant for it.
     let _ = rustix::process::setsid();
     let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (ward, faults, lock) = receive(&link)?;
     let vmm = Vmm::open(ward.process).ok().filter(|vmm| vmm.start_ticks() == ward.start_ticks);
     let vmm = vmm.ok_or(io::ErrorKind::NotFound)?;
-    link.write_all(&[READY])?;
+    // A pager that has died meanwhile is noticed by the next read.
+    let _ = link.write_all(&[READY]);
     let mut away = None;
     let mut word = [0];
     while link.read_exact(&mut word).is_ok() {
@@ -213,7 +222,7 @@ pub fn guard() -> io::Result<()> {
                 });
                 let answer = if opened.is_some() { READY } else { FAILED };
                 away = opened.or(away);
-                link.write_all(&[answer])?;
+                let _ = link.write_all(&[answer]);
             }
             _ => {}
         }
@@ -222,13 +231,22 @@ pub fn guard() -> io::Result<()> {
     loop {
         // Another guard may serve still, or a pager that has come since.
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        let pages = current_store(&vmm, &ward, away.take())?;
-        let Served::Wished(pages) = serve(&vmm, &ward, &faults, pages) else { return Ok(()) };
+        match current_store(&vmm, &ward, away.take()) {
+            Ok(pages) => {
+                let Served::Wished(pages) = serve(&vmm, &ward, &faults, pages) else {
+                    return Ok(());
+                };
+                away = pages;
+            }
+            Err(_) if vmm.has_ended() => return Ok(()),
+            // Another guard may be able to. If not, it is tried again.
+            Err(_) => {}
+        }
         // Not its end: the pager that wants to serve may die before it does. Then it is this
         // guard's turn, or that of the pager's own.
-        away = pages;
         rustix::fs::flock(&lock, FlockOperation::Unlock)?;
         let _ = record::await_wish(&ward.wish);
+        std::thread::sleep(RETRY_PAUSE);
     }
 }
 
@@ -238,17 +256,22 @@ pub fn guard() -> io::Result<()> {
 /// # Errors
 /// When pages may be away and it cannot be opened. This process must not serve then.
 fn current_store(vmm: &Vmm, ward: &Ward, told: Option<AwayPages>) -> io::Result<Option<AwayPages>> {
-    let mut pages = match record::read(&ward.record) {
-        // Somebody has removed it. What this guard was told is the best that there is.
-        None => told,
-        Some(found) => match (found.store, told) {
-            (None, _) => None,
-            (Some(path), Some(told)) if told.store().is_at(&path) => Some(told),
-            (Some(path), _) => {
-                let opened = AwayPages::open(vmm, &ward.memory, &found.leases, &path);
-                Some(opened.map_err(|failure| io::Error::other(failure.to_string()))?)
-            }
-        },
+    let found = record::read(&ward.record);
+    let named = found.and_then(|found| Some((found.store?, found.leases)));
+    let mut pages = match (named, told) {
+        // After an orderly end nothing is away. Somebody may also have removed the record: what this
+        // guard was told is the best that there is.
+        (None, told) => told,
+        // Its file may have been removed: this guard has it open.
+        (Some((path, _)), Some(told))
+            if told.store().path() == path && !told.store().is_other() =>
+        {
+            Some(told)
+        }
+        (Some((path, leases)), _) => {
+            let opened = AwayPages::open(vmm, &ward.memory, &leases, &path);
+            Some(opened.map_err(|failure| io::Error::other(failure.to_string()))?)
+        }
     };
     if let Some(pages) = &mut pages {
         pages.recover();

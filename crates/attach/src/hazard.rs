@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::memory::MappedMemory;
+use crate::memory::{self, MappedMemory};
 use crate::refusal::{self, AttachRefusal};
 use crate::vmm::{ProcessFile, ProcessMap, Vmm};
 
@@ -24,8 +24,11 @@ const NESTED: [&str; 2] =
 pub(crate) fn check_command(vmm: &Vmm) -> Result<(), AttachRefusal> {
     let command = vmm.text("cmdline").map_err(|error| AttachRefusal::of_access(vmm, &error))?;
     let words: Vec<&str> = command.split('\0').collect();
-    if words.iter().any(|word| word.starts_with("virtio-mem")) {
+    if has_device(&words, "virtio-mem") {
         return Err(AttachRefusal::VirtioMem);
+    }
+    if has_device(&words, "scsi-generic") || has_device(&words, "scsi-block") {
+        return Err(AttachRefusal::Pinned("SCSI generic"));
     }
     let has_kvm = files(vmm)?.iter().any(|file| file.link == "/dev/kvm");
     let is_on = |path: &&str| {
@@ -49,6 +52,12 @@ pub(crate) fn check_mappings(memory: &[ProcessMap]) -> Result<(), AttachRefusal>
         Some(map) => Err(AttachRefusal::Inherited(map.path.clone())),
         None => Ok(()),
     }
+}
+
+/// Whether a command line has a device of a kind, as words or as JSON.
+fn has_device(words: &[&str], kind: &str) -> bool {
+    let is_device = |pair: &[&str]| matches!(pair[0], "-device" | "--device");
+    words.windows(2).any(|pair| is_device(pair) && pair[1].contains(kind))
 }
 
 /// Whether the processor of a command line may have extensions for guests.
@@ -76,9 +85,11 @@ pub(crate) fn check_now(vmm: &Vmm) -> Result<(), AttachRefusal> {
     let of_access = |error| AttachRefusal::of_access(vmm, &error);
     let found = files(vmm)?;
     refusal::check_files(&found)?;
-    let locked = refusal::locked_bytes(&vmm.status("VmLck").map_err(of_access)?);
-    if locked > 0 {
-        return Err(AttachRefusal::Locked(locked));
+    for name in ["VmLck", "VmPin"] {
+        let locked = refusal::locked_bytes(&vmm.status(name).map_err(of_access)?);
+        if locked > 0 {
+            return Err(AttachRefusal::Locked(locked));
+        }
     }
     for ProcessFile { number, link } in found {
         // Sockets and files in memory are never read directly.
@@ -105,14 +116,13 @@ fn is_direct(text: &str) -> bool {
     flags.is_some_and(|flags| flags & DIRECT != 0)
 }
 
-/// Whether one of these mappings of the VMM is that part of its guest's memory.
+/// Whether one of these mappings of the VMM is of that part of its guest's memory, or of a piece of
+/// it.
 pub(crate) fn is_mapped(maps: &[ProcessMap], memory: &MappedMemory) -> bool {
+    let device = |map: &ProcessMap| memory::device_number(&map.device);
     maps.iter().any(|map| {
-        // The kernel may show neighbours as one mapping.
-        let is_within = map.range.start <= memory.start && memory.end <= map.range.end;
-        map.inode == memory.inode
-            && is_within
-            && map.offset + (memory.start - map.range.start) == memory.offset
+        let overlaps = map.range.start < memory.end && memory.start < map.range.end;
+        overlaps && map.inode == memory.inode && device(map) == memory.device
     })
 }
 
@@ -131,6 +141,18 @@ mod tests {
         for line in ["-m 4G", "-cpu host,-vmx", "-cpu EPYC", "-cpu max,svm=off", "-cpu"] {
             assert!(!nests(line), "{line}");
         }
+    }
+
+    #[test]
+    fn devices_are_found_in_both_forms() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let has = |line: &str| {
+            let words = words(line);
+            has_device(&words.iter().map(String::as_str).collect::<Vec<_>>(), "virtio-mem")
+        };
+        assert!(has("-m 4G -device virtio-mem-pci,id=a"));
+        assert!(has("-device {\"driver\":\"virtio-mem-pci\",\"id\":\"a\"}"));
+        assert!(!has("-name virtio-mem -device virtio-blk-pci"));
     }
 
     #[test]
@@ -154,13 +176,17 @@ mod tests {
     fn memory_that_was_unplugged_is_not_mapped() {
         let memory =
             MappedMemory { start: 0x5000, end: 0x9000, offset: 0x1000, inode: 7, device: 1 };
-        let map = |range, offset, inode| ProcessMap { range, offset, inode, ..Default::default() };
-        assert!(is_mapped(&[map(0x5000..0x9000, 0x1000, 7)], &memory));
-        assert!(is_mapped(&[map(0x4000..0xa000, 0, 7)], &memory));
+        let map = |range, inode, device: &str| {
+            let device = device.to_owned();
+            ProcessMap { range, inode, device, ..Default::default() }
+        };
+        assert!(is_mapped(&[map(0x5000..0x9000, 7, "00:01")], &memory));
+        assert!(is_mapped(&[map(0x4000..0xa000, 7, "00:01")], &memory));
+        assert!(is_mapped(&[map(0x8000..0x9000, 7, "00:01")], &memory), "a piece is left");
         for other in [
-            map(0x5000..0x9000, 0x1000, 8),
-            map(0x5000..0x9000, 0x2000, 7),
-            map(0x5000..0x8000, 0x1000, 7),
+            map(0x5000..0x9000, 8, "00:01"),
+            map(0x5000..0x9000, 7, "00:02"),
+            map(0x9000..0xa000, 7, "00:01"),
         ] {
             assert!(!is_mapped(&[other], &memory));
         }

@@ -61,7 +61,7 @@ pub struct InjectReport {
 /// Carries out an injection, in a process that does nothing else. `step` is called after each step.
 pub fn inject(thread: i32, call: SystemCall, step: &mut dyn FnMut(InjectStep)) -> InjectReport {
     let mut pause_ns = 0;
-    let done = trace::block_signals().and_then(|()| attempt(thread, call, &mut pause_ns, step));
+    let done = trace::block_signals(&[]).and_then(|()| attempt(thread, call, &mut pause_ns, step));
     match done {
         Ok(result) => InjectReport { result, pause_ns, ..InjectReport::default() },
         Err(error) => InjectReport {

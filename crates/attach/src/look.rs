@@ -6,24 +6,53 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fathom_guest_memory::PagerLeases;
+use parking_lot::Mutex;
+
+use crate::hazard;
+use crate::refusal::{self, AttachRefusal};
+use crate::vmm::{ProcessMap, Vmm};
 
 /// How often a pager looks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// The same while the guest does nothing.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
+/// The shortest time between two looks that are made for a reason.
+const HURRY_INTERVAL: Duration = Duration::from_millis(200);
+/// A look that takes longer is not waited for any more.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 /// How often a daemon that takes leases is asked whether pages may leave.
 const ASK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Asks the daemons to take leases.
 pub(crate) type Ask = Arc<dyn Fn() + Send + Sync>;
 
+/// What a look has found.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The mappings of the VMM, if they could be read.
+    pub maps: Option<Vec<ProcessMap>>,
+    /// The daemons that map the guest's memory, or what makes it unsafe that pages are away.
+    pub daemons: Result<Vec<i32>, AttachRefusal>,
+    /// Whether the memory has single pages only.
+    pub pages: Result<(), AttachRefusal>,
+}
+
 /// When a pager looks around.
 pub(crate) struct Look {
     ask: Ask,
     /// The thread that asks the daemons.
     asking: Option<JoinHandle<()>>,
-    looked: Option<Instant>,
     asked: Option<Instant>,
+    looked: Option<Instant>,
+    /// Whether the next look is made as soon as possible.
+    is_hurried: bool,
+    /// When the look began that has no result yet. It reads the mappings of all processes, which may
+    /// take long, and faults must not wait for it.
+    since: Option<Instant>,
+    seen: Arc<Mutex<Option<Seen>>>,
+    has_seen: bool,
+    /// Whether the last look was the first that has found a daemon without a place in the table.
+    pub is_suspicious: bool,
 }
 
 impl std::fmt::Debug for Look {
@@ -35,7 +64,17 @@ impl std::fmt::Debug for Look {
 impl Look {
     /// Looks that have not begun.
     pub fn new(ask: Ask) -> Self {
-        Self { ask, asking: None, looked: None, asked: None }
+        Self {
+            ask,
+            asking: None,
+            asked: None,
+            looked: None,
+            is_hurried: false,
+            since: None,
+            seen: Arc::default(),
+            has_seen: false,
+            is_suspicious: false,
+        }
     }
 
     /// How often it looks.
@@ -43,18 +82,68 @@ impl Look {
         if is_quiet { QUIET_INTERVAL } else { LOOK_INTERVAL }
     }
 
-    /// The next look is at once.
+    /// There is a reason for a look soon.
     pub fn hurry(&mut self) {
-        self.looked = None;
+        self.is_hurried = true;
     }
 
     /// Whether it is time to look. If it is, the look is taken to begin now.
     pub fn is_due(&mut self, interval: Duration) -> bool {
+        let interval = if self.is_hurried { HURRY_INTERVAL } else { interval };
         let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= interval);
-        if is_due {
+        if is_due && self.since.is_none() {
             self.looked = Some(Instant::now());
+            self.is_hurried = false;
+            return true;
         }
-        is_due
+        false
+    }
+
+    /// Begins a look, in a thread of its own.
+    pub fn begin(&mut self, vmm: &Vmm, memory: &[ProcessMap]) {
+        self.since = Some(Instant::now());
+        let (process, start_ticks, memory) = (vmm.process(), vmm.start_ticks(), memory.to_vec());
+        let seen = Arc::clone(&self.seen);
+        let look = move || {
+            let vmm = Vmm::open(process).ok().filter(|vmm| vmm.start_ticks() == start_ticks);
+            let found = match vmm {
+                Some(vmm) => Seen {
+                    maps: Vmm::mappings_of(process).ok(),
+                    daemons: hazard::check_now(&vmm)
+                        .and_then(|()| refusal::find_daemons(&vmm, &memory)),
+                    pages: refusal::check_pages(&vmm, &memory),
+                },
+                None => Seen { maps: None, daemons: Err(AttachRefusal::Ended), pages: Ok(()) },
+            };
+            *seen.lock() = Some(found);
+        };
+        // Without a thread, the look has no answer.
+        let _ = std::thread::Builder::new().name("look".into()).spawn(look);
+    }
+
+    /// What a look has found, once.
+    pub fn take(&mut self) -> Option<Seen> {
+        let seen = self.seen.lock().take()?;
+        self.since = None;
+        self.has_seen = true;
+        Some(seen)
+    }
+
+    /// Whether a look is under way.
+    pub fn is_looking(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Why it is not known who has the memory; empty if it is.
+    pub fn doubt(&self) -> &'static str {
+        match self.since {
+            _ if self.is_hurried => "who else has the memory is looked at",
+            Some(since) if since.elapsed() > LOOK_TIME_MAX => {
+                "the mappings of all processes cannot be read: who else has the memory is not known"
+            }
+            Some(_) if !self.has_seen => "who else has the memory is looked at",
+            _ => "",
+        }
     }
 
     /// Has the daemons asked, in a thread of its own: at once if they take no leases, and now and

@@ -79,7 +79,7 @@ pub(crate) fn find(vmm: &Vmm) -> Result<Vec<ProcessMap>, AttachRefusal> {
 }
 
 /// The number of a device in the text of `maps`.
-fn device_number(text: &str) -> u64 {
+pub(crate) fn device_number(text: &str) -> u64 {
     let number = |word| u32::from_str_radix(word, 16).unwrap_or(u32::MAX);
     text.split_once(':')
         .map_or(u64::MAX, |(major, minor)| rustix::fs::makedev(number(major), number(minor)))

@@ -20,11 +20,12 @@ use crate::faults::{Served, page_of, part_of, run_of, serve_missing, serve_prote
 use crate::guard::{self, Guard, Ward};
 use crate::hazard;
 use crate::limit::LimitHandle;
-use crate::look::{self, Ask, Look};
+use crate::look::{self, Ask, Look, Seen};
 use crate::memory::MappedMemory;
 use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
 use crate::shadow::Shadow;
+use crate::store::PAGE;
 use crate::tripwire::Tripwire;
 use crate::userfault::{PageFault, UserFault};
 use crate::vmm::{ProcessMap, Vmm};
@@ -33,6 +34,8 @@ use crate::vmm::{ProcessMap, Vmm};
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 /// How often the number of the VMM's descriptors is looked at while pages are away.
 const GLANCE_INTERVAL: Duration = Duration::from_millis(200);
+/// How often the result of a look is waited for.
+const SEEN_PAUSE: Duration = Duration::from_millis(5);
 /// How long pages leave, or come in, at a time. Faults wait meanwhile.
 const STEP_TIME: Duration = Duration::from_micros(500);
 /// For how long the next fault is looked for after a fault, without sleeping.
@@ -41,8 +44,6 @@ const SPIN_TIME: Duration = Duration::from_micros(50);
 const FAULT_TIME: Duration = Duration::from_micros(200);
 /// The pause when pages have to come in and cannot.
 const STUCK_PAUSE: Duration = Duration::from_millis(10);
-/// How long a pager that has failed brings pages in, before it leaves them to its guard.
-const FAILED_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Why serving has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +163,10 @@ impl Pager {
             self.look = Some(Look::new(Arc::clone(&options.ask)));
         }
         self.options = Some(options);
+        let limit = self.record.limit;
+        if let Work::Eviction(eviction) = &mut self.work {
+            eviction.set_limit(limit);
+        }
     }
 
     /// Sets the most bytes of the guest's memory that are to be in the host's memory; `None` for no
@@ -177,6 +182,9 @@ impl Pager {
             eviction.set_limit(bytes);
             eviction.measure(&self.tripwires);
             self.status.lock().eviction = eviction.counts();
+            self.record.limit = bytes;
+            // Without it, the next pager has to be given the limit.
+            let _ = self.place.write(&self.record);
         }
         if let Some(look) = &mut self.look {
             look.hurry();
@@ -198,13 +206,14 @@ impl Pager {
                 "an earlier version has made it, or this kernel is too old: restart the machine",
             ));
         }
+        // An earlier pager has begun: what is unsafe has all pages come in.
+        if let Work::Eviction(eviction) = &self.work {
+            return can_evict(eviction);
+        }
         hazard::check_command(&self.vmm)
             .and_then(|()| hazard::check_mappings(&self.maps))
             .and_then(|()| hazard::check_now(&self.vmm))
             .map_err(|refusal| Failure::from(refusal).about("pages cannot leave"))?;
-        if let Work::Eviction(eviction) = &self.work {
-            return can_evict(eviction);
-        }
         let overlaps = |at: usize, part: &MappedMemory| {
             self.memory[..at].iter().any(|other| other.overlaps(part))
         };
@@ -226,8 +235,12 @@ impl Pager {
         });
         if let Err(failure) = begun {
             self.record.store = None;
-            let _ = self.place.write(&self.record);
-            eviction.away.end(false);
+            // A record that names a store has to find it.
+            if self.place.write(&self.record).is_ok() {
+                eviction.away.end(false);
+            }
+            // It may not have answered.
+            self.replace_guard();
             return Err(failure);
         }
         self.work = Work::Eviction(Box::new(eviction));
@@ -259,22 +272,28 @@ impl Pager {
                 Some(if shadow.is_busy() { SWEEP_PAUSE } else { interval })
             }
             Work::Eviction(eviction) => {
-                let has_changed = *descriptors != count_descriptors(vmm);
-                if has_changed {
-                    look.hurry();
-                }
                 let is_quiet = eviction.away.count() == 0 && !eviction.is_busy();
                 let interval = Look::interval(is_quiet);
+                // A change that comes during a look is looked at again.
+                let now = count_descriptors(vmm);
+                if *descriptors != now {
+                    *descriptors = now;
+                    look.hurry();
+                }
                 if look.is_due(interval) {
-                    // Before the look: what changes during it is looked at again.
-                    *descriptors = count_descriptors(vmm);
-                    look_at_holders(eviction, vmm, maps, look);
+                    look.begin(vmm, maps);
+                }
+                if let Some(seen) = look.take() {
+                    apply(eviction, &seen, look, faults);
                     eviction.measure(&self.tripwires);
                     self.status.lock().eviction = eviction.counts();
                 }
+                eviction.set_doubt(look.doubt());
                 let is_at_work = eviction.is_busy() || eviction.is_retreating();
                 let mut pause = if is_at_work { Duration::ZERO } else { interval };
-                if eviction.away.count() > 0 {
+                if look.is_looking() {
+                    pause = pause.min(SEEN_PAUSE);
+                } else if eviction.away.count() > 0 || !look.doubt().is_empty() {
                     pause = pause.min(GLANCE_INTERVAL);
                 }
                 Some(eviction.rest().map_or(pause, |rest| pause.min(rest)))
@@ -292,9 +311,9 @@ impl Pager {
             }
             Work::Eviction(eviction) => {
                 if self.ending.is_some() || eviction.is_retreating() {
-                    let has_brought = eviction.away.bring_some(faults, STEP_TIME);
+                    let can_go_on = eviction.away.bring_some(faults, STEP_TIME);
                     eviction.measure(tripwires);
-                    if !has_brought && !eviction.away.is_complete() {
+                    if !can_go_on && !eviction.away.is_complete() && !faults.has_faults() {
                         std::thread::sleep(STUCK_PAUSE);
                     }
                 } else {
@@ -334,7 +353,9 @@ impl Pager {
             }
             if woken.is_wanted {
                 if let Work::Eviction(eviction) = &mut self.work {
-                    eviction.away.serve_wanted(&self.faults);
+                    for address in eviction.away.serve_wanted(&self.faults) {
+                        eviction.touched(address, PAGE, true);
+                    }
                 }
             }
             if woken.has_faults {
@@ -488,20 +509,14 @@ impl Pager {
     }
 
     /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then
-    /// does nothing, for the next pager. If pages are away that cannot come, they are left to the
-    /// guard, and the state is `orphaned`.
+    /// does nothing, for the next pager. If pages are away, because [`serve`](Self::serve) has failed
+    /// or they cannot come, they are left to the guard, and the state is `orphaned`.
     pub fn detach(mut self) -> PagerStatus {
-        let begun = Instant::now();
-        let has_ended = crate::vmm::Vmm::open(self.vmm.process())
-            .map_or(true, |now| now.start_ticks() != self.vmm.start_ticks());
+        let has_ended = self.vmm.has_ended();
         if let Work::Eviction(eviction) = &mut self.work {
-            while !has_ended && !eviction.away.is_complete() && begun.elapsed() < FAILED_TIME_MAX {
-                if !eviction.away.bring_some(&self.faults, STEP_TIME) {
-                    std::thread::sleep(STUCK_PAUSE);
-                }
-            }
             self.status.lock().eviction = eviction.counts();
-            // A damaged page stays an error, and not zeroes, only while it is registered.
+            // Serving has not ended as it should, or a page is damaged, which stays an error, and
+            // not zeroes, only while it is registered.
             if !has_ended && eviction.away.count() > 0 {
                 let mut status = self.status.lock().clone();
                 "orphaned".clone_into(&mut status.state);
@@ -518,7 +533,7 @@ impl Pager {
         };
         guard::release(&self.faults, &self.memory);
         self.record.is_attached = false;
-        self.record.store = None;
+        (self.record.store, self.record.limit) = (None, None);
         // A record that says otherwise costs nothing, but for one that names a store: the next
         // pager adopts what there is.
         if self.place.write(&self.record).is_ok() || has_ended {
@@ -561,33 +576,47 @@ fn can_evict(eviction: &Eviction) -> Result<(), Failure> {
         .advise("run the pager as root"))
 }
 
-/// Notes what keeps pages from leaving, or has them come in.
-fn look_at_holders(eviction: &mut Eviction, vmm: &Vmm, maps: &[ProcessMap], look: &mut Look) {
-    if let Ok(now) = Vmm::mappings_of(vmm.process()) {
-        eviction.away.retain(|memory| hazard::is_mapped(&now, memory));
+/// Notes what a look has found: what keeps pages from leaving, or has them come in.
+fn apply(eviction: &mut Eviction, seen: &Seen, look: &mut Look, faults: &UserFault) {
+    if let Some(maps) = &seen.maps {
+        eviction.away.retain(|memory| hazard::is_mapped(maps, memory));
+        // A mapping that was made anew is not registered.
+        for part in (0..).map_while(|part| eviction.away.mapping(part)) {
+            if part.length() > 0 {
+                let _ = faults.register(&part.range());
+            }
+        }
     }
-    let found = hazard::check_now(vmm).and_then(|()| refusal::find_daemons(vmm, maps));
-    let mut obstacle = String::new();
-    let retreat = match found {
-        Err(refusal) => refusal.to_string(),
+    let (mut obstacle, mut retreat) = (String::new(), String::new());
+    let mut is_suspicious = false;
+    match &seen.daemons {
+        Err(refusal) => retreat = refusal.to_string(),
         Ok(daemons) => {
             let tables = eviction.away.tables();
-            // One that has a place in the table takes leases for what it maps. Whether it has
-            // mappings from before matters only to pages that have not left yet.
-            let retreat = look::check_members(tables, &daemons).err().unwrap_or_default();
-            let found = look::check_holders(tables, &daemons);
+            let found = look::check_holders(tables, daemons);
             let has_leases = found.is_ok();
             obstacle = found.unwrap_or_else(|reason| reason);
             if !obstacle.is_empty() {
                 look.ask(has_leases);
             }
-            // The kernel may have been set to make huge pages since.
-            if let Err(refusal) = refusal::check_pages(vmm, maps) {
-                obstacle = refusal.to_string();
+            // One that has a place in the table takes leases for what it maps. Whether it has
+            // mappings from before matters only to pages that have not left yet. One that maps the
+            // memory at this moment takes its place at once, and the next look finds it.
+            if let Err(reason) = look::check_members(tables, daemons) {
+                if look.is_suspicious {
+                    retreat = reason;
+                } else {
+                    look.hurry();
+                }
+                is_suspicious = true;
             }
-            retreat
         }
-    };
+    }
+    look.is_suspicious = is_suspicious;
+    // The kernel may have been set to make huge pages since.
+    if let Err(refusal) = &seen.pages {
+        obstacle = refusal.to_string();
+    }
     eviction.set_obstacle(&obstacle);
     eviction.set_retreat(&retreat);
 }

@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 use crate::vmm::Vmm;
 
 /// Where records are by default.
-pub const FOLDER: &str = "/run/fathom/pager";
+/// Not in the folder of the daemon's unit, which goes when that stops.
+pub const FOLDER: &str = "/run/fathom-pager/records";
 /// For how long the lock is waited for: a pager that was asked to detach needs a moment.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -52,6 +53,9 @@ pub struct PagerRecord {
     /// The folder of the tables of leases that belong to it.
     #[serde(default)]
     pub leases: PathBuf,
+    /// The limit in bytes; none without one.
+    #[serde(default)]
+    pub limit: Option<u64>,
     /// The last guard's process.
     #[serde(default)]
     pub guard: u32,
@@ -130,10 +134,21 @@ impl RecordPlace {
     }
 
     /// The record, if it is of this VMM.
-    pub fn read(&self, vmm: &Vmm) -> Option<PagerRecord> {
-        let record = read(&self.path)?;
+    ///
+    /// # Errors
+    /// When there is one that cannot be read: pages may be away.
+    pub fn read(&self, vmm: &Vmm) -> Result<Option<PagerRecord>, Failure> {
+        let found = match fs::read(&self.path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => Err(error),
+        };
+        let record: PagerRecord = found.map_err(|error| {
+            Failure::new(format!("{} cannot be read: {error}", self.path.display()))
+                .advise("restore it; without it, nothing says where the pages are that are away")
+        })?;
         let is_of_it = record.start_ticks == vmm.start_ticks() && record.process == vmm.process();
-        is_of_it.then_some(record)
+        Ok(is_of_it.then_some(record))
     }
 
     /// Replaces the record.
@@ -214,7 +229,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let vmm = Vmm::open(std::process::id() as i32).unwrap();
         let place = RecordPlace::lock(folder.path(), &vmm).unwrap();
-        assert_eq!(place.read(&vmm), None);
+        assert_eq!(place.read(&vmm).unwrap(), None);
         let record = PagerRecord {
             process: vmm.process(),
             start_ticks: vmm.start_ticks(),
@@ -222,9 +237,11 @@ mod tests {
             ..PagerRecord::default()
         };
         place.write(&record).unwrap();
-        assert_eq!(place.read(&vmm), Some(record.clone()));
+        assert_eq!(place.read(&vmm).unwrap(), Some(record.clone()));
         place.write(&PagerRecord { start_ticks: 1, ..record }).unwrap();
-        assert_eq!(place.read(&vmm), None, "an earlier process had the same number");
+        assert_eq!(place.read(&vmm).unwrap(), None, "an earlier process had the same number");
+        fs::write(place.path(), "{").unwrap();
+        place.read(&vmm).unwrap_err();
         let refused = RecordPlace::lock(folder.path(), &vmm).unwrap_err();
         assert!(refused.message.contains("has a pager already"), "{refused}");
         drop(place);

@@ -1,8 +1,7 @@
 //! What a pager does not attach to, and why.
 //!
-//! In this step nothing leaves a guest's memory, so most of what is refused here could not go wrong
-//! yet. It is refused from the beginning: an operator finds out with the first step, not with the
-//! last.
+//! Most of what is refused here could go wrong only when pages leave. It is refused from the
+//! beginning: an operator finds out with the first step, not with the last.
 
 use std::fmt;
 use std::fs;
@@ -24,6 +23,10 @@ const PINNING: &[(&str, &str)] = &[
     ("/dev/udmabuf", "udmabuf"),
     ("/dmabuf:", "udmabuf"),
     ("/dev/infiniband/", "RDMA"),
+    ("/dev/vhost-scsi", "vhost-scsi"),
+    ("/dev/sg", "SCSI generic"),
+    ("/dev/bsg/", "SCSI generic"),
+    ("/dev/ng", "NVMe generic"),
 ];
 /// Descriptors of guests whose memory the host cannot read.
 const CONFIDENTIAL: &[&str] = &["/dev/sev", "/dev/tdx", "anon_inode:[kvm-gmem]"];
@@ -302,7 +305,14 @@ pub(crate) fn find_daemons(vmm: &Vmm, memory: &[ProcessMap]) -> Result<Vec<i32>,
                 return Err(AttachRefusal::HoldersUnknown);
             }
             // It has ended.
-            Err(_) => continue,
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    || error.raw_os_error() == Some(libc::ESRCH)
+                    || error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                continue;
+            }
+            Err(_) => return Err(AttachRefusal::HoldersUnknown),
         };
         let has = |map: &ProcessMap| memory.iter().any(|own| own.is_of_file(map));
         if !maps.iter().any(has) {

@@ -137,15 +137,19 @@ fn call(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io::
     }
 }
 
-/// Blocks all signals that can be blocked in the calling thread.
+/// Blocks all signals that can be blocked in the calling thread, but for `others`. A fault whose
+/// signal is blocked ends the process, whatever its handler would do.
 ///
 /// # Errors
 /// Those of the system call.
-pub(crate) fn block_signals() -> io::Result<()> {
+pub(crate) fn block_signals(others: &[libc::c_int]) -> io::Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the first call initialises the set, the second reads it.
+    // SAFETY: the first call initialises the set, the others change or read it.
     let failed = unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        for other in others {
+            libc::sigdelset(all.as_mut_ptr(), *other);
+        }
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut())
     };
     if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }

@@ -81,6 +81,13 @@ impl Vmm {
         Ok(Self { process, start_ticks, handle })
     }
 
+    /// Whether it has ended, also if nobody has collected it yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut polled = [PollFd::new(&self.handle, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+
     /// The process's number.
     pub fn process(&self) -> i32 {
         self.process
@@ -193,6 +200,25 @@ impl AsFd for Vmm {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
     }
+}
+
+/// Whether a process of this namespace has ended for certain.
+pub(crate) fn is_gone(process: i32, ticks: u64) -> bool {
+    match start_ticks(process) {
+        Ok(now) => now != ticks,
+        // It may be hidden.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let number = Pid::from_raw(process.max(0));
+            let found = number.map(rustix::process::test_kill_process);
+            found.is_none_or(|found| found == Err(rustix::io::Errno::SRCH))
+        }
+        Err(_) => false,
+    }
+}
+
+/// The namespace of this process's number; 0 if it is not known.
+pub(crate) fn namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
 /// When a process started.

@@ -87,7 +87,7 @@ fn main() {
     measure("with a pager", &memory.with_pager(Arc::new(NoPager)));
     let folder = tempfile::tempdir().expect("a folder");
     let file = MemoryFile::of(&source).expect("its identity");
-    let owner = fathom_guest_memory::TableOwner { process: 1, start_ticks: 1 };
+    let owner = fathom_guest_memory::TableOwner { process: 1, start_ticks: 1, namespace: 1 };
     let _pager = PagerLeases::start(folder.path(), file, 4096, owner).expect("a table");
     let leases = GuestLeases::find(folder.path(), &memory).expect("a place").expect("a table");
     measure("with leases", &memory.with_pager(leases));

@@ -26,7 +26,7 @@ const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t;
     echo $n";
 
 pub(crate) fn count(status: &Value, name: &str) -> u64 {
-    status["eviction"][name].as_u64().unwrap_or_default()
+    status["eviction"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {status}"))
 }
 
 /// Waits until each of these counts has grown by as much, and pages may leave.
@@ -37,6 +37,8 @@ fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
         let status = scene.status()?;
         last = status.clone();
         assert_eq!(count(&status, "damaged"), 0, "{status}");
+        // Eight for each death of a pager.
+        assert!(count(&status, "existing") <= 80, "{status}");
         let has = |&(name, least): &(&str, u64)| {
             count(&status, name) >= count(&first, name).saturating_add(least)
         };
@@ -51,6 +53,7 @@ fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
 fn set_limit(scene: &Scene, limit: &str) -> Result<Value> {
     let process = scene.guest.process().id().to_string();
     let output = scene.command(&["limit", &process, limit])?.output()?;
+    assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout)
         .map_err(|error| Error::new(format!("fathom pager limit: {error}: {output:?}")))
 }

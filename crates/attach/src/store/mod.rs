@@ -30,7 +30,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::slots::{CHUNK, SLOT_BYTES_MAX, Slots, UNIT};
 use crate::memory::MappedMemory;
-use crate::vmm::Vmm;
+use crate::vmm::{self, Vmm};
 
 /// A page, in bytes.
 pub(crate) const PAGE: u64 = 4096;
@@ -165,7 +165,7 @@ fn data_bytes(pages: u64) -> u64 {
 }
 
 fn name(vmm: &Vmm) -> String {
-    format!("{}-{}.pages", vmm.process(), vmm.start_ticks())
+    format!("{}-{}-{}.pages", vmm::namespace(), vmm.process(), vmm.start_ticks())
 }
 
 impl PageStore {
@@ -310,11 +310,11 @@ impl PageStore {
         &self.path
     }
 
-    /// Whether it is the file that is there now.
-    pub fn is_at(&self, path: &Path) -> bool {
+    /// Whether another file is in its place now.
+    pub fn is_other(&self) -> bool {
         let own = MemoryFile::of(&self.file).ok();
-        let there = File::open(path).and_then(|file| MemoryFile::of(&file)).ok();
-        own.is_some() && own == there
+        let there = File::open(&self.path).and_then(|file| MemoryFile::of(&file)).ok();
+        there.is_some() && own != there
     }
 
     /// The bytes of memory that the contents take.
@@ -346,6 +346,10 @@ impl PageStore {
         (self.filled, self.packed) = (0, 0);
         for page in 0..self.pages {
             let entry = self.entry(page);
+            // What its memory does not have any more says nothing.
+            if self.owner.is_lost() {
+                return;
+            }
             if entry != Entry::None && !is_away(page) {
                 self.set_number(HEADER + page as usize, 0);
                 continue;
@@ -423,7 +427,12 @@ impl PageStore {
 
     /// Copies the content of a page into `target`, if there is an entry.
     pub fn get(&self, page: u64, target: &mut Page) -> Found {
-        match self.entry(page) {
+        let entry = self.entry(page);
+        // Lost memory reads as zeroes.
+        if self.owner.is_lost() {
+            return Found::Damaged;
+        }
+        match entry {
             Entry::None => Found::Nothing,
             Entry::Invalid => Found::Damaged,
             Entry::Filled(value) => {
@@ -477,13 +486,22 @@ impl PageStore {
 pub(crate) fn remove_stale(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let parts = name.to_str().and_then(|name| name.strip_suffix(".pages")?.split_once('-'));
-        let Some((process, start)) = parts else { continue };
-        let (Ok(process), Ok(start)) = (process.parse(), start.parse::<u64>()) else { continue };
-        if !Vmm::open(process).is_ok_and(|vmm| vmm.start_ticks() == start) {
+        let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".pages")) else {
+            continue;
+        };
+        let numbers: Vec<u64> = name.split('-').filter_map(|word| word.parse().ok()).collect();
+        let &[namespace, process, start] = &numbers[..] else { continue };
+        let Ok(process) = i32::try_from(process) else { continue };
+        if namespace == vmm::namespace() && vmm::is_gone(process, start) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// The pages that have an entry in a store, which may be in use; 0 if it cannot be read.
+pub(crate) fn count_entries(path: &Path, vmm: &Vmm) -> u64 {
+    PageStore::open(path, vmm)
+        .map_or(0, |store| (0..store.pages).filter(|page| store.has(*page)).count() as u64)
 }
 
 /// The number of 32 bits that a page has throughout.

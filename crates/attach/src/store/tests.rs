@@ -190,10 +190,12 @@ fn a_store_of_something_else_is_refused() {
     let folder = folder.path().join("store");
     remove_stale(&folder);
     assert!(path.exists(), "its machine runs");
-    let stale = folder.join("1-5.pages");
+    let of_others = folder.join("7-1-5.pages");
+    fs::write(&of_others, "").unwrap();
+    let stale = folder.join(format!("{}-1-5.pages", vmm::namespace()));
     fs::write(&stale, "").unwrap();
     remove_stale(&folder);
-    assert!(path.exists() && !stale.exists());
+    assert!(path.exists() && of_others.exists() && !stale.exists());
     let open = tempfile::tempdir_in("/dev/shm").unwrap();
     fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     PageStore::create(open.path(), &own(), &memory()).unwrap_err();

@@ -44,6 +44,7 @@ pub fn pages_leave_and_a_limit_changes() {
     machine.check_pattern();
     let after = status(&machine).eviction;
     assert!(after.brought > 1000 && after.fault_ns.count() > 1000, "{after:?}");
+    assert_eq!(after.existing, 0, "{after:?}");
     machine.check();
     // No limit: nothing leaves any more, and what is away stays until it is touched.
     let limit = |bytes| ask(&machine.folder(), machine.process(), Request::Limit(bytes)).unwrap();
@@ -173,8 +174,12 @@ pub fn what_has_no_limit() {
     let refused = |machine: &Machine| {
         PagerProcess::start_evicting(machine, "attach", "", Some(LIMIT)).refused()
     };
-    let mut machine = Machine::with(&[], memory, &["-cpu", "max", "-name", "virtio-mem"]);
-    assert!(refused(&machine).contains("virtio-mem"));
+    let plugged = "memory-backend-memfd,id=plugged,size=64M,share=on";
+    let device = "virtio-mem-pci,memdev=plugged,requested-size=0";
+    let arguments = ["-m", "64M,maxmem=256M", "-object", plugged, "-device", device];
+    let mut machine = Machine::with(&[], memory, &arguments);
+    let text = refused(&machine);
+    assert!(text.contains("virtio-mem"), "{text}");
     machine.check();
     // A disk of QEMU's own that is read directly.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -30,6 +30,8 @@ const COMMAND_BYTES_MAX: usize = 1 << 20;
 
 /// The least memory for copies, in bytes.
 const SHADOW_BYTES_MIN: u64 = 1 << 20;
+/// So many pages may exist when they are to come back, after the deaths of pagers.
+const EXISTING_MAX: u64 = 64;
 /// The least limit, in bytes.
 const LIMIT_BYTES_MIN: u64 = 16 << 20;
 
@@ -90,7 +92,7 @@ struct WorkArguments {
     limit: Option<Bytes>,
     /// The folder of the pages that have left: in memory, for this user alone
     #[arg(long, value_name = "FOLDER", default_value = STORE_FOLDER)]
-    store: PathBuf,
+    pages: PathBuf,
     /// Copy pages that could leave, at most so many bytes, and compare them later
     #[arg(long, value_name = "SIZE")]
     shadow: Option<Bytes>,
@@ -99,6 +101,16 @@ struct WorkArguments {
 }
 
 impl WorkArguments {
+    /// Whether the sizes can be used.
+    fn check(&self) -> CommandResult {
+        let sizes =
+            [(self.shadow, SHADOW_BYTES_MIN, "--shadow"), (self.limit, LIMIT_BYTES_MIN, "--limit")];
+        sizes.into_iter().try_for_each(|(size, least, option)| match size {
+            Some(Bytes(bytes)) => at_least(bytes, least, option),
+            None => Ok(()),
+        })
+    }
+
     /// Has a pager begin with what was asked for.
     fn start(&self, pager: &mut Pager) -> CommandResult {
         let control = self.control.clone();
@@ -108,12 +120,10 @@ impl WorkArguments {
         });
         let leases = PathBuf::from(LEASE_FOLDER);
         if let Some(Bytes(bytes)) = self.shadow {
-            at_least(bytes, SHADOW_BYTES_MIN, "--shadow")?;
             return Ok(pager.start_shadow(ShadowOptions { folder: leases, bytes, ask })?);
         }
-        pager.allow_eviction(EvictionOptions { leases, store: self.store.clone(), ask });
+        pager.allow_eviction(EvictionOptions { leases, store: self.pages.clone(), ask });
         if let Some(Bytes(bytes)) = self.limit {
-            at_least(bytes, LIMIT_BYTES_MIN, "--limit")?;
             pager.set_limit(Some(bytes))?;
         }
         Ok(())
@@ -212,7 +222,7 @@ pub struct DetachCommand {
 #[command(after_help = "\
 STATE is `attached`, `detaching` (the pages that are away come in), `detached`, `orphaned` (attached,
 and the pager is dead: adopt it) or `ended` (the machine has). RESIDENT is what of the guest's memory
-is in the host's, LIMIT the most that is to be, AWAY the pages that have left, and STORE the memory
+is in the host's, LIMIT the most that is to be, AWAY the pages that have left, and PACKED the memory
 that they take now. REGISTERED is the memory whose faults the kernel reports to the pager, by its own
 account. SHADOW is what is copied and protected now, WRITES the guest's writes to such pages, and
 MISMATCH the pages that differed from a valid copy: none, unless something writes to the guest's
@@ -334,6 +344,11 @@ pub fn detach(command: &DetachCommand) -> CommandResult {
 /// Brings the pages in that a pager has left, and detaches.
 fn detach_adopted(vmm: Vmm, folder: &Path) -> CommandResult<PagerStatus> {
     let mut pager = fathom_attach::attach(vmm, &options(folder, None, true), &mut |_| {})?;
+    pager.allow_eviction(EvictionOptions {
+        leases: PathBuf::from(LEASE_FOLDER),
+        store: PathBuf::from(STORE_FOLDER),
+        ask: Arc::new(|| {}),
+    });
     let failed = |error: std::io::Error| Failure::new(format!("the pager cannot serve: {error}"));
     // It is asked to detach before it begins.
     let (stop, mut asker) = UnixStream::pair().map_err(failed)?;
@@ -362,18 +377,18 @@ fn table(found: &[PagerStatus]) -> Table {
         TableColumn::text("STATE"),
         TableColumn::number("PAGER").importance(1),
         TableColumn::number("MEMORY").importance(1),
-        TableColumn::number("REGISTERED").importance(3),
-        TableColumn::number("RESIDENT").importance(1),
+        TableColumn::number("REGISTERED").importance(0),
+        TableColumn::number("RESIDENT"),
         TableColumn::number("LIMIT"),
         TableColumn::number("AWAY"),
-        TableColumn::number("STORE"),
+        TableColumn::number("PACKED").importance(3),
         TableColumn::number("FAULTS"),
-        TableColumn::number("ZEROED").importance(3),
+        TableColumn::number("ZEROED").importance(0),
         TableColumn::number("P50").importance(2),
         TableColumn::number("P99"),
-        TableColumn::number("SHADOW").importance(3),
-        TableColumn::number("WRITES").importance(3),
-        TableColumn::number("MISMATCH").importance(2),
+        TableColumn::number("SHADOW").importance(0),
+        TableColumn::number("WRITES").importance(0),
+        TableColumn::number("MISMATCH").importance(1),
     ]);
     let size = |bytes: u64| if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() };
     for status in found {
@@ -405,6 +420,23 @@ fn table(found: &[PagerStatus]) -> Table {
     table
 }
 
+/// Why a guest is above its limit.
+fn over_the_limit(status: &PagerStatus) -> String {
+    let counts = &status.eviction;
+    let reasons = [
+        (counts.incompressible, "do not become smaller"),
+        (counts.leased, "are in use by the daemon"),
+        (counts.large, "are parts of large folios"),
+        (counts.full, "found no room in the folder of pages (--pages)"),
+    ];
+    let most = reasons.into_iter().max_by_key(|(count, _)| *count).filter(|(count, _)| *count > 0);
+    let reason = most.map_or_else(
+        || "pages leave, or the guest uses them".to_owned(),
+        |(count, reason)| format!("pages {reason} ({count} times)"),
+    );
+    format!("\nprocess {}: above its limit: {reason}", status.process)
+}
+
 /// What the table has no column for.
 fn notes(found: &[PagerStatus]) -> String {
     let note = |status: &PagerStatus| {
@@ -423,6 +455,20 @@ fn notes(found: &[PagerStatus]) -> String {
             format!("\nprocess {}: {what}: {reason}", status.process)
         });
         let mut text: String = said.collect();
+        if has_limit && eviction.resident_bytes > eviction.limit_bytes && text.is_empty() {
+            text = over_the_limit(status);
+        }
+        if status.state == "orphaned" && eviction.away_bytes > 0 {
+            text +=
+                &format!("\nprocess {}: its guard serves: fathom pager adopt {0}", status.process);
+        }
+        if eviction.existing > EXISTING_MAX {
+            text += &format!(
+                "\nprocess {}: another process has touched {} pages that were away: the guest may have \
+                 read zeroes",
+                status.process, eviction.existing
+            );
+        }
         if eviction.damaged > 0 {
             let process = status.process;
             text += &format!(
@@ -453,6 +499,7 @@ fn run(
 ) -> CommandResult {
     let folder = &target.folder.folder;
     let options = options(folder, qmp, must_adopt);
+    work.check()?;
     // Without it, the kernel might end the pager first when memory is short. Root may do it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let vmm = find(&target.machine)?;
@@ -595,7 +642,7 @@ mod tests {
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for word in ["4194303", "attached", "200G", "300G", "111G"] {
+        for word in ["4194303", "attached", "199G", "200G", "300G"] {
             assert!(text.contains(word), "{text}");
         }
     }

@@ -41,7 +41,7 @@ impl Pager {
     /// `None` if this user cannot make the table.
     fn start(memory: &File) -> Option<Self> {
         let identity = MemoryFile::of(memory).unwrap();
-        let owner = TableOwner { process: std::process::id(), start_ticks: 0 };
+        let owner = TableOwner { process: std::process::id(), start_ticks: 0, namespace: 0 };
         match PagerLeases::start(Path::new(LEASE_FOLDER), identity, MEMORY / PAGE, owner) {
             Ok(leases) => Some(Self { leases: Some(leases), memory: memory.try_clone().unwrap() }),
             Err(error) => {

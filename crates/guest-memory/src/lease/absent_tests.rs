@@ -15,7 +15,7 @@ use crate::{Buffers, GuestAddress, GuestMemory, MemoryOwner, Purpose, absences, 
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 16;
-const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1 };
+const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1, namespace: 1 };
 const BASE: u64 = 0x10_0000;
 
 struct Scene {

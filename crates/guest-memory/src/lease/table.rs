@@ -14,8 +14,8 @@ use crate::mapping::{Mapping, MemoryOwner};
 
 use super::word::PageWord;
 
-/// Where tables are: in memory, and for root alone.
-pub const LEASE_FOLDER: &str = "/run/fathom/leases";
+/// Where tables are: in memory. Not in the folder of the daemon's unit, which goes when that stops.
+pub const LEASE_FOLDER: &str = "/run/fathom-pager/leases";
 /// The most processes that share a guest's memory with a pager.
 pub const HOLDERS: usize = 2;
 
@@ -40,11 +40,13 @@ const AT_READY: usize = 16;
 /// The VMM's process, and when it started.
 const AT_OWNER: usize = 32;
 const AT_OWNER_START: usize = 33;
+const AT_OWNER_NAMESPACE: usize = 34;
 /// All accesses of a holder take leases.
 const LEASES: u64 = 1;
 /// The same, and it touches no page that is away: its mappings are registered, and it has no
 /// others.
-const EVICTION: u64 = 2;
+/// 2 was that of versions that do not wake the pager.
+const EVICTION: u64 = 3;
 
 /// A file of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,7 +138,8 @@ impl LeaseTable {
         if pages > PAGES_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "the memory is too large"));
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        // Others may find out whether there is a table, and not open it.
+        DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
         let path = memory.table(folder);
         let part = path.with_extension("new");
         let file = File::options()
@@ -156,6 +159,7 @@ impl LeaseTable {
             (AT_PAGES, pages),
             (AT_OWNER, u64::from(owner.process)),
             (AT_OWNER_START, owner.start_ticks),
+            (AT_OWNER_NAMESPACE, owner.namespace),
             (AT_VERSION, VERSION),
             (AT_MAGIC, MAGIC),
         ] {
@@ -177,7 +181,8 @@ impl LeaseTable {
 
     fn owner(&self) -> TableOwner {
         let process = self.number(AT_OWNER) as u32;
-        TableOwner { process, start_ticks: self.number(AT_OWNER_START) }
+        let namespace = self.number(AT_OWNER_NAMESPACE);
+        TableOwner { process, start_ticks: self.number(AT_OWNER_START), namespace }
     }
 
     /// The number of pages.
@@ -315,6 +320,8 @@ pub struct TableOwner {
     pub process: u32,
     /// When it started, in ticks of the kernel's clock since the boot.
     pub start_ticks: u64,
+    /// The namespace of its number: the inode of `/proc/self/ns/pid`.
+    pub namespace: u64,
 }
 
 impl PagerLeases {
@@ -408,8 +415,8 @@ impl PagerLeases {
         let _ = fs::remove_file(&self.fifo);
     }
 
-    /// Removes the tables in `folder` of VMMs that do not run.
-    pub fn remove_ended(folder: &Path, is_running: impl Fn(TableOwner) -> bool) {
+    /// Removes the tables in `folder` of VMMs that have ended.
+    pub fn remove_ended(folder: &Path, has_ended: impl Fn(TableOwner) -> bool) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
@@ -420,8 +427,9 @@ impl PagerLeases {
             let Ok(header) = Mapping::read_only(&file, 0, HEADER as u64 * 8) else { continue };
             let number = |at: usize| u64::from_ne_bytes(header.access().bytes(at * 8));
             let process = number(AT_OWNER) as u32;
-            let owner = TableOwner { process, start_ticks: number(AT_OWNER_START) };
-            if number(AT_MAGIC) == MAGIC && !is_running(owner) {
+            let (start_ticks, namespace) = (number(AT_OWNER_START), number(AT_OWNER_NAMESPACE));
+            let owner = TableOwner { process, start_ticks, namespace };
+            if number(AT_MAGIC) == MAGIC && has_ended(owner) {
                 let _ = fs::remove_file(&path);
                 let _ = fs::remove_file(path.with_extension("wanted"));
             }

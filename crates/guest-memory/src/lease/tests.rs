@@ -15,7 +15,7 @@ use crate::{Buffers, GuestAddress, GuestMemory, Purpose};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 16;
-const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1 };
+const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1, namespace: 1 };
 /// Names the folder for the test that plays the holder.
 const HOLDER: &str = "FATHOM_TEST_LEASE_HOLDER";
 
@@ -235,14 +235,14 @@ fn a_table_is_of_one_machine_and_goes_with_it() {
     let folder = scene.folder.path();
     let again = PagerLeases::start(folder, file, PAGES, OWNER).unwrap();
     assert!(again.table().word(3).is_leased(), "a lease outlives a pager");
-    PagerLeases::remove_ended(folder, |owner| owner == OWNER);
+    PagerLeases::remove_ended(folder, |owner| owner != OWNER);
     assert!(PagerLeases::join(folder, file).is_ok());
     // Another machine's memory has the same number later.
-    let other = TableOwner { process: 1, start_ticks: 2 };
+    let other = TableOwner { process: 1, start_ticks: 2, namespace: 1 };
     let new = PagerLeases::start(folder, file, PAGES, other).unwrap();
     assert!(!new.table().word(3).is_leased());
     let _fifo = WantedPages::open(folder, file).unwrap();
-    PagerLeases::remove_ended(folder, |owner| owner == OWNER);
+    PagerLeases::remove_ended(folder, |owner| owner == other);
     PagerLeases::join(folder, file).unwrap_err();
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "only the memory is left");
 }

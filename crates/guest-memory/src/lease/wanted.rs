@@ -32,7 +32,7 @@ impl WantedPages {
     /// # Errors
     /// When it cannot be made, or something else is there.
     pub fn open(folder: &Path, memory: MemoryFile) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
         let path = memory.fifo(folder);
         match rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}

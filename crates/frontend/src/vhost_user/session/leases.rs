@@ -1,6 +1,5 @@
 //! The leases that a connection takes on the guest's memory for the guest's pager.
 
-use std::io;
 use std::sync::Arc;
 
 use fathom_guest_memory::{GuestLeases, MemoryFile};
@@ -17,11 +16,8 @@ impl Session {
         if let Err(error) = memory.renew_leases() {
             let (disk, vm) = (self.disk.name(), self.disk.vm());
             tracing::error!(disk, vm, %error, "no leases for the guest's pager");
-            // A pager that this daemon cannot see does not take it for a holder. Otherwise, what
-            // the pager takes away would be zeroes here.
-            if error.kind() != io::ErrorKind::PermissionDenied {
-                return Err(failed(error));
-            }
+            // What the pager takes away would be zeroes here.
+            return Err(failed(error));
         }
         self.set_memory(memory)
     }
