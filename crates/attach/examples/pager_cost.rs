@@ -294,7 +294,9 @@ fn measure() {
         .collect();
     report("touch_busy", &program.ask("touch"));
     stop.store(true, Ordering::Relaxed);
-    loads.into_iter().for_each(|load| load.join().expect("a load"));
+    for load in loads {
+        load.join().expect("a load");
+    }
     let last = pager.end();
     assert_eq!(last.state, "detached");
     // The kernel's swap gets what the pager has taken altogether.

@@ -121,7 +121,7 @@ pub fn attach(
     let place = RecordPlace::lock(&options.folder, &vmm)?;
     step(AttachStep::Locked);
     let device = open_device()?;
-    let mut record = place.read(&vmm)?;
+    let record = place.read(&vmm)?;
     // Pages that are away have to be served whatever there is now: the pager brings them in then.
     let has_store = record.as_ref().is_some_and(|record| record.store.is_some());
     let maps = if has_store { memory::find(&vmm)? } else { examine(&vmm)? };
@@ -133,34 +133,7 @@ pub fn attach(
         memory_bytes: memory.iter().map(MappedMemory::length).sum(),
         ..PagerStatus::default()
     };
-    let now = userfaults(&vmm)?;
-    let known = record.as_ref().and_then(|record| record::ours(record, &now));
-    status.is_adopted = known.is_some();
-    if has_store && known.is_none() {
-        return Err(Failure::new("the VMM has lost its userfaultfd, and pages of it may be away")
-            .advise("restart the machine"));
-    }
-    if let (None, true) = (known, options.must_adopt) {
-        return Err(Failure::new(format!(
-            "no pager has left anything in process {}",
-            vmm.process()
-        ))
-        .advise(format!("attach to it: fathom pager attach {}", vmm.process())));
-    }
-    if known.is_none() {
-        let fresh = PagerRecord {
-            process: vmm.process(),
-            start_ticks: vmm.start_ticks(),
-            earlier: now,
-            ..PagerRecord::default()
-        };
-        place.write(&fresh).map_err(|error| cannot("write the record", &error))?;
-        record = Some(fresh);
-        step(AttachStep::Recorded);
-        status.pause_ns = inject(&vmm, options, &device)?;
-        step(AttachStep::Injected);
-    }
-    let mut record = record.unwrap_or_default();
+    let mut record = with_descriptor(&vmm, options, (&place, &device), record, &mut status, step)?;
     let faults = fetch(&vmm, &mut record)?;
     record.is_attached = true;
     place.write(&record).map_err(|error| cannot("write the record", &error))?;
@@ -211,6 +184,44 @@ pub fn attach(
         options: None,
         ending: None,
     })
+}
+
+/// The record of a VMM that has a userfaultfd of ours: that of an earlier pager, or a new one.
+fn with_descriptor(
+    vmm: &Vmm,
+    options: &AttachOptions,
+    (place, device): (&RecordPlace, &OwnedFd),
+    record: Option<PagerRecord>,
+    status: &mut PagerStatus,
+    step: &mut dyn FnMut(AttachStep),
+) -> Result<PagerRecord, Failure> {
+    let now = userfaults(vmm)?;
+    let known = record.as_ref().and_then(|record| record::ours(record, &now));
+    status.is_adopted = known.is_some();
+    match record {
+        Some(record) if known.is_some() => return Ok(record),
+        Some(record) if record.store.is_some() => {
+            return Err(Failure::new("the VMM has lost its userfaultfd, and pages may be away")
+                .advise("restart the machine"));
+        }
+        _ => {}
+    }
+    if options.must_adopt {
+        let process = vmm.process();
+        return Err(Failure::new(format!("no pager has left anything in process {process}"))
+            .advise(format!("attach to it: fathom pager attach {process}")));
+    }
+    let fresh = PagerRecord {
+        process: vmm.process(),
+        start_ticks: vmm.start_ticks(),
+        earlier: now,
+        ..PagerRecord::default()
+    };
+    place.write(&fresh).map_err(|error| cannot("write the record", &error))?;
+    step(AttachStep::Recorded);
+    status.pause_ns = inject(vmm, options, device)?;
+    step(AttachStep::Injected);
+    Ok(fresh)
 }
 
 /// Starts a guard that has all that it needs. One that dies is replaced: there may be no other.

@@ -23,6 +23,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::memory::MappedMemory;
+use crate::record;
 use crate::store::{Found, PAGE, Page, PageStore, Stored};
 use crate::userfault::UserFault;
 use crate::vmm::{self, Vmm};
@@ -236,6 +237,7 @@ impl AwayPages {
             let memory = mapped.unwrap_or(unplugged);
             parts.push(Part { memory, table, first: stored.first, pages: stored.length / PAGE });
         }
+        record::make_folder(leases, 0o711).map_err(failed)?;
         let open = |(file, end): (&MemoryFile, &u64)| {
             // The words of an existing store say which pages are away.
             if is_new {
@@ -290,9 +292,10 @@ impl AwayPages {
             let words = (part.memory.offset / PAGE..).map(|page| table.word(page).state());
             let places = &mut away[part.first as usize..(part.first + part.pages) as usize];
             for ((at, place), state) in (part.first..).zip(places).zip(words) {
-                *place = match table.is_lost() {
-                    true => store.has(at),
-                    false => matches!(state, PageState::Evicted | PageState::Coming),
+                *place = if table.is_lost() {
+                    store.has(at)
+                } else {
+                    matches!(state, PageState::Evicted | PageState::Coming)
                 };
             }
         }

@@ -218,7 +218,7 @@ pub fn guard() -> io::Result<()> {
             OVER => return Ok(()),
             STORE => {
                 let opened = read_store(&mut link).and_then(|StorePlace { store, leases }| {
-                    AwayPages::open(&vmm, &ward.memory, &leases, &store).ok()
+                    AwayPages::open(&vmm, &ward.memory, &leases, &store).ok().map(Box::new)
                 });
                 let answer = if opened.is_some() { READY } else { FAILED };
                 away = opened.or(away);
@@ -255,7 +255,11 @@ pub fn guard() -> io::Result<()> {
 ///
 /// # Errors
 /// When pages may be away and it cannot be opened. This process must not serve then.
-fn current_store(vmm: &Vmm, ward: &Ward, told: Option<AwayPages>) -> io::Result<Option<AwayPages>> {
+fn current_store(
+    vmm: &Vmm,
+    ward: &Ward,
+    told: Option<Box<AwayPages>>,
+) -> io::Result<Option<Box<AwayPages>>> {
     let found = record::read(&ward.record);
     let named = found.and_then(|found| Some((found.store?, found.leases)));
     let mut pages = match (named, told) {
@@ -270,7 +274,7 @@ fn current_store(vmm: &Vmm, ward: &Ward, told: Option<AwayPages>) -> io::Result<
         }
         (Some((path, leases)), _) => {
             let opened = AwayPages::open(vmm, &ward.memory, &leases, &path);
-            Some(opened.map_err(|failure| io::Error::other(failure.to_string()))?)
+            Some(Box::new(opened.map_err(|failure| io::Error::other(failure.to_string()))?))
         }
     };
     if let Some(pages) = &mut pages {
@@ -282,13 +286,13 @@ fn current_store(vmm: &Vmm, ward: &Ward, told: Option<AwayPages>) -> io::Result<
 /// Why a guard does not serve any more.
 enum Served {
     /// A pager wants to. The pages that are away.
-    Wished(Option<AwayPages>),
+    Wished(Option<Box<AwayPages>>),
     /// Nothing is away any more, or the VMM has ended.
     Over,
 }
 
 /// Serves until the next pager wants to, nothing is away any more, or the VMM has ended.
-fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<AwayPages>) -> Served {
+fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPages>>) -> Served {
     // Threads whose fault was read, and not served, try again.
     for part in &ward.memory {
         let _ = faults.wake(&part.range());

@@ -5,7 +5,6 @@
 //! such device. What is there at the start is refused; what appears later makes all pages come in.
 
 use std::fs;
-use std::path::Path;
 
 use crate::memory::{self, MappedMemory};
 use crate::refusal::{self, AttachRefusal};
@@ -31,11 +30,11 @@ pub(crate) fn check_command(vmm: &Vmm) -> Result<(), AttachRefusal> {
         return Err(AttachRefusal::Pinned("SCSI generic"));
     }
     let has_kvm = files(vmm)?.iter().any(|file| file.link == "/dev/kvm");
-    let is_on = |path: &&str| {
-        let text = fs::read_to_string(Path::new(path)).unwrap_or_default();
+    let is_on = |path: &str| {
+        let text = fs::read_to_string(path).unwrap_or_default();
         matches!(text.trim(), "Y" | "1")
     };
-    if has_kvm && NESTED.iter().any(|path| is_on(&path)) && may_nest(&words) {
+    if has_kvm && NESTED.iter().any(|path| is_on(path)) && may_nest(&words) {
         return Err(AttachRefusal::Nested);
     }
     Ok(())
@@ -178,7 +177,7 @@ mod tests {
             MappedMemory { start: 0x5000, end: 0x9000, offset: 0x1000, inode: 7, device: 1 };
         let map = |range, inode, device: &str| {
             let device = device.to_owned();
-            ProcessMap { range, inode, device, ..Default::default() }
+            ProcessMap { range, device, inode, ..Default::default() }
         };
         assert!(is_mapped(&[map(0x5000..0x9000, 7, "00:01")], &memory));
         assert!(is_mapped(&[map(0x4000..0xa000, 7, "00:01")], &memory));

@@ -81,7 +81,7 @@ impl RecordPlace {
         let failed = |error: io::Error| {
             Failure::new(format!("cannot use {}: {error}", folder.display())).advise(advice)
         };
-        fs::create_dir_all(folder).map_err(failed)?;
+        make_folder(folder, 0o700).map_err(failed)?;
         fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
         let path = folder.join(format!("{}.json", vmm.process()));
         let lock = open_lock(&path.with_extension("lock")).map_err(failed)?;
@@ -170,6 +170,26 @@ impl RecordPlace {
     }
 }
 
+/// Makes a folder with these rights, and the folders above it that are missing, in which others may
+/// find what they know: whether there is a table of leases must not depend on this user's mask.
+///
+/// # Errors
+/// Those of the folders.
+pub(crate) fn make_folder(folder: &Path, mode: u32) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent().filter(|above| !above.as_os_str().is_empty()) {
+        make_folder(above, 0o711)?;
+    }
+    match fs::create_dir(folder) {
+        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(mode)),
+        // Another process has made it.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 fn open_lock(path: &Path) -> io::Result<File> {
     File::options().create(true).truncate(false).write(true).open(path)
 }
@@ -222,6 +242,16 @@ mod tests {
         assert_eq!(ours(&record(&[4], None), &[4, 7]), Some(7));
         assert_eq!(ours(&record(&[4], None), &[4]), None);
         assert_eq!(ours(&record(&[], None), &[4, 7]), None);
+    }
+
+    #[test]
+    fn folders_have_their_rights_whatever_the_mask() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a/b");
+        make_folder(&inner, 0o700).unwrap();
+        make_folder(&inner, 0o711).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder.path().join("a")), mode(&inner)), (0o711, 0o700));
     }
 
     #[test]

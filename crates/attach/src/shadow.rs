@@ -28,6 +28,7 @@ use crate::counts::ShadowCounts;
 use crate::folios::{Folio, Folios};
 use crate::look;
 use crate::memory::MappedMemory;
+use crate::record;
 use crate::store::{PAGE, Page};
 use crate::tripwire::Tripwire;
 use crate::userfault::UserFault;
@@ -126,6 +127,8 @@ impl Shadow {
             let heat = vec![0; (part.length() / PAGE) as usize];
             parts.push(Part { memory: part.clone(), table, heat });
         }
+        record::make_folder(folder, 0o711)
+            .map_err(|error| cannot("make the folder of leases", &error))?;
         let owner = away::owner(vmm);
         let start = |(file, end): &(MemoryFile, u64)| {
             PagerLeases::start(folder, *file, end.div_ceil(PAGE), owner)

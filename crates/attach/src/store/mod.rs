@@ -85,7 +85,7 @@ impl Entry {
         let is_length = length > CHECKSUM_BYTES && length <= CHECKSUM_BYTES + PACKED_BYTES_MAX;
         match word & 0b11 {
             0 if word == 0 => Self::None,
-            1 if word >> 2 & 0x3fff_ffff == 0 => Self::Filled((word >> 32) as u32),
+            1 if word as u32 == 1 => Self::Filled((word >> 32) as u32),
             2 if is_length => Self::Packed { place: word >> 16, length },
             _ => Self::Invalid,
         }

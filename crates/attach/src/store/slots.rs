@@ -184,7 +184,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::HashSet;
 
     use super::*;
 
@@ -196,17 +196,17 @@ mod tests {
         for _ in 0..20 {
             let mut slots = Slots::new(40 * CHUNK);
             let mut taken: Vec<(u64, usize)> = Vec::new();
-            let mut reserved = HashMap::new();
+            let mut reserved = HashSet::new();
             for step in 0..4000 {
                 if random.u8(..) < 150 || taken.is_empty() {
                     let length = random.usize(1..=SLOT_BYTES_MAX);
-                    let place = slots.take(length, |chunk| reserved.insert(chunk, ()).is_none());
+                    let place = slots.take(length, |chunk| reserved.insert(chunk));
                     let Some(place) = place else { continue };
                     let range =
                         |(place, length): (u64, usize)| place * UNIT..place * UNIT + length as u64;
                     let own = range((place, length));
                     assert!(own.end <= 40 * CHUNK);
-                    assert!(reserved.contains_key(&((own.start / CHUNK) as usize)));
+                    assert!(reserved.contains(&((own.start / CHUNK) as usize)));
                     let overlaps = |other: &(u64, usize)| {
                         let other = range(*other);
                         other.start < own.end && own.start < other.end
@@ -216,7 +216,7 @@ mod tests {
                 } else {
                     let (place, length) = taken.swap_remove(random.usize(..taken.len()));
                     if let Some(chunk) = slots.give(place, length) {
-                        assert!(reserved.remove(&chunk).is_some());
+                        assert!(reserved.remove(&chunk));
                         let is_in =
                             |(place, _): &(u64, usize)| place * UNIT / CHUNK == chunk as u64;
                         assert!(!taken.iter().any(is_in), "a chunk in use is given back");
