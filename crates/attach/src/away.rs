@@ -1,13 +1,13 @@
 //! Pages that are away from the guest's memory: how they leave, and how they come back.
 //!
-//! A pager and its guard both know how to bring pages in; only a pager takes them away. The order of
-//! the steps is that of the model (`guest-memory/src/lease/eviction_model.rs`):
+//! A pager and its guard both know how to bring pages in; only a pager takes them away. The order
+//! of the steps is that of the model (`guest-memory/src/lease/eviction_model.rs`):
 //!
 //! ```text
 //! leave, protect, read, entry, evict, punch │ come, copy (protected), no entry, arrive, unprotect
 //! ```
-//! Whoever of the two serves may die after each step. The other, or the next pager, goes on from the
-//! words and the entries ([`recover`](AwayPages::recover)).
+//! Whoever of the two serves may die after each step. The other, or the next pager, goes on from
+//! the words and the entries ([`recover`](AwayPages::recover)).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -284,7 +284,8 @@ impl AwayPages {
             table.forget();
         }
         let Self { parts, tables, store, .. } = self;
-        // Of all parts, also of those that are not mapped: only a word says that a page is not away.
+        // Of all parts, also of those that are not mapped: only a word says that a page is not
+        // away.
         let pages: u64 = parts.iter().map(|part| part.pages).sum();
         let mut away = vec![false; pages as usize];
         for part in parts.iter() {
@@ -576,8 +577,8 @@ impl AwayPages {
         brought
     }
 
-    /// Brings in what is away, for as long as `time`. Returns whether it can go on at once: not if a
-    /// page could not come.
+    /// Brings in what is away, for as long as `time`. Returns whether it can go on at once: not if
+    /// a page could not come.
     pub fn bring_some(&mut self, faults: &UserFault, time: Duration) -> bool {
         let begun = Instant::now();
         let mut can_go_on = true;
@@ -612,8 +613,8 @@ impl AwayPages {
         can_go_on
     }
 
-    /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases are
-    /// removed too. Otherwise they stay, because who has a lease keeps it.
+    /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases
+    /// are removed too. Otherwise they stay, because who has a lease keeps it.
     pub fn end(self, has_ended: bool) {
         self.store.end();
         self.tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::remove);

@@ -1,4 +1,5 @@
-//! How commands reach a pager: a socket beside its record. A request is a line, the answer a [`PagerStatus`] as JSON.
+//! How commands reach a pager: a socket beside its record. A request is a line, the answer a
+//! [`PagerStatus`] as JSON.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -35,8 +36,8 @@ pub enum Request {
     Status,
     /// To detach. The answer is its last state.
     Detach,
-    /// To have at most so many bytes of the guest's memory in the host's; 0 for no limit. The answer
-    /// is the state; `refused` says why it was not set.
+    /// To have at most so many bytes of the guest's memory in the host's; 0 for no limit. The
+    /// answer is the state; `refused` says why it was not set.
     Limit(u64),
 }
 

@@ -2,10 +2,9 @@
 //!
 //! While more of the guest's memory is in the host's than its limit, a hand goes around the memory,
 //! as that of a clock. It takes away what it meets, but for pages that have come back, or into
-//! being, since it was there last: these are *hot* for some rounds. Nor does it take pages that do not
-//! become smaller. What the guest reads and writes
-//! without a fault is not seen, so a page in use may leave; it comes back at the price of one fault,
-//! and stays for longer then.
+//! being, since it was there last: these are *hot* for some rounds. Nor does it take pages that do
+//! not become smaller. What the guest reads and writes without a fault is not seen, so a page in
+//! use may leave; it comes back at the price of one fault, and stays for longer then.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -140,7 +139,8 @@ impl Eviction {
         }
     }
 
-    /// No page leaves for the moment, until it is known who has the memory; pages may if it is empty.
+    /// No page leaves for the moment, until it is known who has the memory; pages may if it is
+    /// empty.
     pub fn set_doubt(&mut self, reason: &'static str) {
         self.doubt = reason;
     }

@@ -4,8 +4,8 @@
 //! open, so the kernel does not notice that nobody serves it. The guard does: it has a copy of the
 //! userfaultfd, and a connection that ends with the pager. While no page is away, it leaves all
 //! faults to the kernel, which is right then, and ends. While pages are away, the kernel would make
-//! zeroes of them: so the guard serves the faults, until the next pager does, or all pages have come.
-//! It takes nothing away.
+//! zeroes of them: so the guard serves the faults, until the next pager does, or all pages have
+//! come. It takes nothing away.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -263,8 +263,8 @@ fn current_store(
     let found = record::read(&ward.record);
     let named = found.and_then(|found| Some((found.store?, found.leases)));
     let mut pages = match (named, told) {
-        // After an orderly end nothing is away. Somebody may also have removed the record: what this
-        // guard was told is the best that there is.
+        // After an orderly end nothing is away. Somebody may also have removed the record: what
+        // this guard was told is the best that there is.
         (None, told) => told,
         // Its file may have been removed: this guard has it open.
         (Some((path, _)), Some(told))

@@ -46,8 +46,8 @@ pub(crate) struct Look {
     looked: Option<Instant>,
     /// Whether the next look is made as soon as possible.
     is_hurried: bool,
-    /// When the look began that has no result yet. It reads the mappings of all processes, which may
-    /// take long, and faults must not wait for it.
+    /// When the look began that has no result yet. It reads the mappings of all processes, which
+    /// may take long, and faults must not wait for it.
     since: Option<Instant>,
     seen: Arc<Mutex<Option<Seen>>>,
     has_seen: bool,

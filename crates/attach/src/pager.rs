@@ -509,8 +509,8 @@ impl Pager {
     }
 
     /// Leaves the guest's memory to the kernel again. The VMM keeps the userfaultfd, which then
-    /// does nothing, for the next pager. If pages are away, because [`serve`](Self::serve) has failed
-    /// or they cannot come, they are left to the guard, and the state is `orphaned`.
+    /// does nothing, for the next pager. If pages are away, because [`serve`](Self::serve) has
+    /// failed or they cannot come, they are left to the guard, and the state is `orphaned`.
     pub fn detach(mut self) -> PagerStatus {
         let has_ended = self.vmm.has_ended();
         if let Work::Eviction(eviction) = &mut self.work {

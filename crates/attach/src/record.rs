@@ -7,9 +7,9 @@
 //! | `PID.wish` | a pager that waits for `PID.guard`: a guard that serves then ends |
 //!
 //! A pager starts its own guard before it waits, so that somebody serves whenever it dies. A guard
-//! whose pager has died waits for `PID.guard`, however many do, and gives it away once for each wish:
-//! a pager that dies while it waits leaves at least two. The files stay as long as the VMM runs.
-//! `PID.json` says which descriptor of the VMM is the userfaultfd. It is written before the
+//! whose pager has died waits for `PID.guard`, however many do, and gives it away once for each
+//! wish: a pager that dies while it waits leaves at least two. The files stay as long as the VMM
+//! runs. `PID.json` says which descriptor of the VMM is the userfaultfd. It is written before the
 //! injection too: a pager that died in between has left a descriptor that was not there before.
 
 use std::fs::{self, File, Permissions};

@@ -68,7 +68,8 @@ pub enum AttachRefusal {
     Registered,
     /// It reads its file, named here, past the kernel's cache into its guest's memory.
     DirectIo(String),
-    /// It has memory of virtio-mem, which its guest may expect to be zeroes after it was given back.
+    /// It has memory of virtio-mem, which its guest may expect to be zeroes after it was given
+    /// back.
     VirtioMem,
     /// Its guest may run guests.
     Nested,

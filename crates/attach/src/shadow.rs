@@ -391,8 +391,8 @@ impl Shadow {
         self.order.clear();
     }
 
-    /// Drops all copies, and removes the tables of a VMM that has ended. Compares those for which there is time: the guest's
-    /// faults wait.
+    /// Drops all copies, and removes the tables of a VMM that has ended. Compares those for which
+    /// there is time: the guest's faults wait.
     pub fn finish(
         mut self,
         faults: &UserFault,

@@ -1,5 +1,5 @@
-//! Pages that leave QEMU's memory: deaths while they are away, a limit that changes, what makes them
-//! come in.
+//! Pages that leave QEMU's memory: deaths while they are away, a limit that changes, what makes
+//! them come in.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -361,8 +361,8 @@ impl PagerLeases {
         &self.table
     }
 
-    /// The processes that have a place in the table, and take leases for what they have mapped since.
-    /// What dead ones had only to read is given back.
+    /// The processes that have a place in the table, and take leases for what they have mapped
+    /// since. What dead ones had only to read is given back.
     ///
     /// # Errors
     /// Those of the table's file.
