@@ -3,11 +3,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use fathom_attach::{EvictionCounts, PagerStatus, Request, ask};
 
-use crate::machine::{Machine, PATTERN_BYTES, PagerProcess, until};
+use crate::machine::{Machine, PATTERN_BYTES, PagerProcess, store, until};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: u64 = 10 * MIB;
@@ -167,6 +169,71 @@ pub fn a_foreign_process_has_all_pages_come_in() {
     machine.check_pattern();
     pager.detach();
     machine.check_pattern();
+}
+
+/// The file of a machine's store.
+fn store_file(machine: &Machine) -> PathBuf {
+    let mut entries = std::fs::read_dir(store(machine)).unwrap();
+    entries.next().expect("a store").unwrap().path()
+}
+
+pub fn a_store_without_room() {
+    let mut machine = Machine::with_pattern();
+    let folder = store(&machine);
+    std::fs::create_dir(&folder).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=1M,mode=700", "none"];
+    assert!(Command::new("mount").args(mount).arg(&folder).status().unwrap().success());
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    let counts = until("a store without room", || {
+        let counts = status(&machine).eviction;
+        (counts.full > 0 && counts.away_bytes > 0).then_some(counts)
+    });
+    assert!(counts.store_bytes < MIB, "{counts:?}");
+    for _ in 0..3 {
+        machine.check_pattern();
+        machine.check();
+    }
+    let last = pager.detach();
+    assert_eq!((last.state.as_str(), last.eviction.away_bytes), ("detached", 0), "{last:?}");
+    machine.check_pattern();
+    assert!(Command::new("umount").arg(&folder).status().unwrap().success());
+}
+
+pub fn a_damaged_store() {
+    let mut machine = Machine::with_pattern();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 2);
+    let file = File::options().write(true).open(store_file(&machine)).unwrap();
+    // The data begins behind the index, at a multiple of 64 KiB.
+    let start = (4096 + 8 * (64 << 20) / 4096_u64).next_multiple_of(64 << 10);
+    file.write_all_at(&vec![0x5a; 1 << 20], start).unwrap();
+    // The machine gets an error as of broken memory, of which QEMU dies; it never reads other bytes.
+    if machine.read_pattern().is_some() {
+        machine.check_pattern();
+    }
+    let ended = until("the end of QEMU", || machine.ended());
+    println!("QEMU: {ended}");
+    drop(pager);
+}
+
+pub fn a_machine_that_ends_while_a_guard_serves() {
+    let mut machine = Machine::with_pattern();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 3);
+    let file = store_file(&machine);
+    pager.kill();
+    machine.check_pattern();
+    assert!(file.exists());
+    kill(machine.process() as u32);
+    until("the end of QEMU", || machine.ended());
+    until("removal of the store", || (!file.exists()).then_some(()));
+    let leases = machine.folder().with_extension("leases");
+    until("removal of the leases", || {
+        (std::fs::read_dir(&leases).unwrap().count() == 0).then_some(())
+    });
 }
 
 pub fn what_has_no_limit() {

@@ -153,8 +153,21 @@ impl Machine {
         machine
     }
 
+    /// How QEMU has ended, if it has.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// QEMU reads the pattern in its memory, as a device does.
     pub fn check_pattern(&mut self) {
+        self.read_pattern().expect("QEMU does not answer");
+        let saved = std::fs::read(self.folder.path().join("saved")).unwrap();
+        let differs = saved.iter().zip(pattern()).position(|(one, other)| *one != other);
+        assert_eq!((saved.len(), differs), (pattern().len(), None), "the guest's memory is wrong");
+    }
+
+    /// Has QEMU read the pattern. `None` if it ends instead.
+    pub fn read_pattern(&self) -> Option<()> {
         let path = self.folder.path().join("saved");
         let line = format!(
             "{{\"execute\": \"pmemsave\", \"arguments\": {{\"val\": {PATTERN_AT}, \"size\": {}, \
@@ -163,10 +176,6 @@ impl Machine {
             path.display()
         );
         self.ask(&["", "{\"execute\": \"qmp_capabilities\"}", &line])
-            .expect("QEMU does not answer");
-        let saved = std::fs::read(&path).unwrap();
-        let differs = saved.iter().zip(pattern()).position(|(one, other)| *one != other);
-        assert_eq!((saved.len(), differs), (pattern().len(), None), "the guest's memory is wrong");
     }
 
     /// How many userfaultfds QEMU has.
@@ -198,7 +207,7 @@ impl Drop for Machine {
 }
 
 /// The folder of the store of a machine's pages.
-fn store(machine: &Machine) -> PathBuf {
+pub fn store(machine: &Machine) -> PathBuf {
     Path::new("/dev/shm").join(format!("fathom-test-pager-{}", machine.process()))
 }
 

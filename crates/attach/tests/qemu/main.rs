@@ -26,6 +26,12 @@ const TESTS: &[Test] = &[
     ("pagers_killed_with_pages_away", evictions::pagers_killed_with_pages_away),
     ("guards_killed_with_pages_away", evictions::guards_killed_with_pages_away),
     ("a_foreign_process_has_all_pages_come_in", evictions::a_foreign_process_has_all_pages_come_in),
+    ("a_store_without_room", evictions::a_store_without_room),
+    ("a_damaged_store", evictions::a_damaged_store),
+    (
+        "a_machine_that_ends_while_a_guard_serves",
+        evictions::a_machine_that_ends_while_a_guard_serves,
+    ),
     ("what_has_no_limit", evictions::what_has_no_limit),
     ("memory_that_is_not_shared", refusals::memory_that_is_not_shared),
     ("memory_on_a_disk_and_in_huge_pages", refusals::memory_on_a_disk_and_in_huge_pages),
