@@ -159,7 +159,7 @@ impl AwayPages {
         crate::store::remove_stale(folder);
         let store = PageStore::create(folder, vmm, memory).map_err(|error| {
             cannot(&format!("make a store in {}", folder.display()), &error)
-                .advise("give a folder in memory, for this user alone, that has room (--store)")
+                .advise("give a folder in memory, for this user alone, that has room (--pages)")
         })?;
         PagerLeases::remove_ended(leases, |owner| {
             let is_here = owner.namespace == vmm::namespace();
@@ -492,7 +492,10 @@ impl AwayPages {
             let content = bytes[at..at + PAGE as usize].try_into().expect("a page");
             let outcome = match leaving[page as usize] {
                 false => Evicted::Leased,
-                true if !is_read => Evicted::Disturbed,
+                true if !is_read => {
+                    self.stay(index, first + page);
+                    Evicted::Disturbed
+                }
                 true => self.store_leaving(index, first + page, number + page, content),
             };
             if outcome != Evicted::Gone {
@@ -537,9 +540,14 @@ impl AwayPages {
             return outcome;
         }
         self.store.remove(number);
+        self.stay(table, page);
+        if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome }
+    }
+
+    /// The page of a table stays after all.
+    fn stay(&self, table: usize, page: u64) {
         let stay = |word: PageWord| Some(word.stay()).filter(|next| *next != word);
         let _ = self.tables[table].table().change(page, stay);
-        if outcome == Evicted::Gone { Evicted::Disturbed } else { outcome }
     }
 
     /// Brings the pages in that holders want. Returns their addresses.

@@ -224,6 +224,8 @@ impl Eviction {
             }
         }
         self.resident += bytes;
+        // Not only at the next look.
+        self.is_over |= self.resident > self.limit;
     }
 
     /// Takes pages away until the guest is below its limit, for at most `time`, or until a fault

@@ -117,8 +117,10 @@ impl Look {
             };
             *seen.lock() = Some(found);
         };
-        // Without a thread, the look has no answer.
-        let _ = std::thread::Builder::new().name("look".into()).spawn(look);
+        if std::thread::Builder::new().name("look".into()).spawn(look).is_err() {
+            self.since = None;
+            self.is_hurried = true;
+        }
     }
 
     /// What a look has found, once.

@@ -325,6 +325,14 @@ impl Pager {
         }
     }
 
+    /// Whether all pages have to come in.
+    fn is_bringing(&self) -> bool {
+        match &self.work {
+            Work::Eviction(eviction) => self.ending.is_some() || eviction.is_retreating(),
+            _ => false,
+        }
+    }
+
     /// Whether all pages are back.
     fn is_complete(&self) -> bool {
         match &self.work {
@@ -364,7 +372,9 @@ impl Pager {
                 while is_spinning && !self.faults.has_faults() && begun.elapsed() < SPIN_TIME {
                     std::hint::spin_loop();
                 }
-            } else if pause.is_some() {
+            }
+            // A guest that always has a fault must not keep its pages from coming in.
+            if pause.is_some() && (!woken.has_faults || self.is_bringing()) {
                 self.do_work();
             }
             if woken.is_asked {
