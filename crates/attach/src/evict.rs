@@ -62,6 +62,8 @@ pub(crate) struct Eviction {
     limit: u64,
     resident: u64,
     is_over: bool,
+    /// Whether pages have come or gone since the last look.
+    is_active: bool,
     doubt: &'static str,
     counts: EvictionCounts,
 }
@@ -89,6 +91,7 @@ impl Eviction {
             limit: u64::MAX,
             resident: 0,
             is_over: false,
+            is_active: false,
             doubt: "",
             counts: EvictionCounts::default(),
         }
@@ -201,6 +204,11 @@ impl Eviction {
         self.is_over &= resident > self.limit.saturating_sub(self.slack());
     }
 
+    /// Whether pages have come or gone since this was last asked.
+    pub fn was_active(&mut self) -> bool {
+        std::mem::take(&mut self.is_active)
+    }
+
     /// Whether the guest has to wait until pages have left.
     pub fn is_far_over(&self) -> bool {
         let most = self.limit.saturating_add((self.limit / 32).min(OVERSHOOT_MAX));
@@ -224,6 +232,7 @@ impl Eviction {
             }
         }
         self.resident += bytes;
+        self.is_active = true;
         // Not only at the next look.
         self.is_over |= self.resident > self.limit;
     }
@@ -300,6 +309,7 @@ impl Eviction {
             Evicted::Gone => {
                 self.fruitless = 0;
                 self.next_rest = REST;
+                self.is_active = true;
             }
             Evicted::Leased => self.counts.leased += 1,
             Evicted::Disturbed => self.counts.disturbed += 1,

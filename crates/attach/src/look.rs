@@ -51,6 +51,8 @@ pub(crate) struct Look {
     since: Option<Instant>,
     seen: Arc<Mutex<Option<Seen>>>,
     has_seen: bool,
+    /// Whether the guest does nothing that needs a look soon.
+    pub is_quiet: bool,
     /// Whether the last look was the first that has found a daemon without a place in the table.
     pub is_suspicious: bool,
 }
@@ -73,6 +75,7 @@ impl Look {
             since: None,
             seen: Arc::default(),
             has_seen: false,
+            is_quiet: false,
             is_suspicious: false,
         }
     }

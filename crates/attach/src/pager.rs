@@ -272,8 +272,8 @@ impl Pager {
                 Some(if shadow.is_busy() { SWEEP_PAUSE } else { interval })
             }
             Work::Eviction(eviction) => {
-                let is_quiet = eviction.away.count() == 0 && !eviction.is_busy();
-                let interval = Look::interval(is_quiet);
+                look.is_quiet &= !eviction.is_busy();
+                let interval = Look::interval(look.is_quiet);
                 // A change that comes during a look is looked at again.
                 let now = count_descriptors(vmm);
                 if *descriptors != now {
@@ -285,6 +285,7 @@ impl Pager {
                 }
                 if let Some(seen) = look.take() {
                     apply(eviction, &seen, look, faults);
+                    look.is_quiet = !eviction.was_active() && !eviction.is_busy();
                     eviction.measure(&self.tripwires);
                     self.status.lock().eviction = eviction.counts();
                 }
