@@ -15,8 +15,8 @@
 #   make guests         the tests with guests
 #   make pictures       makes docs/top.png with the program itself
 #   make bench          the comparisons with other servers
-#   make soak           longer tests: crash points, power losses, negative controls, kernels of all Debian suites, damaged
-#                       guests' memory and pages of databases
+#   make soak           longer tests: crash points, power losses, a guest whose pages leave, negative controls, kernels of all
+#                       Debian suites, damaged guests' memory and pages of databases
 #   make fuzz FOR=60    each fuzz target for 60 seconds (needs cargo-fuzz)
 
 FOR ?=

@@ -144,3 +144,106 @@ fn evict() -> Result<()> {
     scene.daemon.check("disk")?;
     scene.guest.shutdown()
 }
+
+/// A guest under pressure for a long time, `FATHOM_MINUTES`: pagers, guards and the daemon die, limits
+/// change, pagers detach and attach, the machine stops for a moment, in an order by `FATHOM_SEED`.
+#[test]
+#[ignore = "an hour; make soak"]
+fn a_guest_is_under_pressure_for_a_long_time() -> Result<()> {
+    despite_emulation(pressure)
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+fn kill(process: &Value) -> Result<()> {
+    Command::new("kill").args(["-9", &process.to_string()]).status()?;
+    Ok(())
+}
+
+fn pressure() -> Result<()> {
+    let Some(mut scene) = Scene::start_with(&[], "init_on_alloc=0")? else { return Ok(()) };
+    let seed = number("FATHOM_SEED", 39);
+    let time = Duration::from_secs(60 * number("FATHOM_MINUTES", 60));
+    let mut random = fastrand::Rng::with_seed(seed);
+    println!("seed {seed}, {time:?}");
+    let checker = scene.guest.spawn(CHECKER)?;
+    wait_for_checker(&scene.guest)?;
+    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let control = scene.daemon.control_socket().display().to_string();
+    let arguments = ["--limit", "120M", "--control", &control];
+    let (mut pager, _) = scene.pager_with("attach", &arguments)?;
+    let begun = std::time::Instant::now();
+    let (mut events, mut evicted, mut brought) = ([0_u64; 8], 0, 0);
+    let mut last_counts = (0, 0);
+    while begun.elapsed() < time {
+        let event = random.usize(..events.len());
+        events[event] += 1;
+        let before = scene.status()?;
+        let pause = Duration::from_millis(random.u64(..2000));
+        match event {
+            0 => {
+                drop(pager);
+                std::thread::sleep(pause);
+                pager = scene.pager_with("adopt", &arguments)?.0;
+            }
+            1 => {
+                for process in [&before["guard"], &before["pager"]] {
+                    kill(process)?;
+                }
+                drop(pager);
+                pager = scene.pager_with("adopt", &arguments)?.0;
+            }
+            2 => kill(&before["guard"])?,
+            3 => {
+                scene.daemon.kill9();
+                scene.daemon.restart()?;
+                scene.daemon.wait_for_guest("disk")?;
+            }
+            4 => drop(set_limit(&scene, &format!("{}M", random.u64(90..200)))?),
+            5 => {
+                let last = scene.detach()?;
+                assert_eq!((&last["state"], count(&last, "away_bytes")), (&"detached".into(), 0));
+                drop(pager);
+                std::thread::sleep(pause);
+                pager = scene.pager_with("attach", &arguments)?.0;
+            }
+            6 => {
+                drop(pager);
+                for _ in 0..3 {
+                    let next = scene.start_pager_with("adopt", &arguments)?;
+                    std::thread::sleep(Duration::from_millis(random.u64(..400)));
+                    drop(next);
+                }
+                pager = scene.pager_with("adopt", &arguments)?.0;
+            }
+            _ => {
+                scene.guest.qmp(&serde_json::json!({"execute": "stop"}))?;
+                std::thread::sleep(pause);
+                scene.guest.qmp(&serde_json::json!({"execute": "cont"}))?;
+            }
+        }
+        let least = [("evicted", 300), ("brought", 100)];
+        let status = works(&scene, &format!("event {event} after {:?}", begun.elapsed()), &least)?;
+        // The counts begin anew with each pager.
+        let now = (count(&status, "evicted"), count(&status, "brought"));
+        let is_new = now.0 < last_counts.0;
+        evicted += if is_new { now.0 } else { now.0 - last_counts.0 };
+        brought += if is_new { now.1 } else { now.1.saturating_sub(last_counts.1) };
+        last_counts = now;
+    }
+    let rounds = scene.finish(checker)?;
+    let output = scene.guest.finish_within(disk_checker, 120)?;
+    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    println!(
+        "{rounds} checks of the memory; events {events:?}; at least {evicted} pages have left and \
+         {brought} have come back"
+    );
+    let last = scene.detach()?;
+    assert_eq!((&last["state"], count(&last, "away_bytes")), (&"detached".into(), 0), "{last}");
+    drop(pager);
+    scene.guest.check_console()?;
+    scene.daemon.check("disk")?;
+    scene.guest.shutdown()
+}
