@@ -145,8 +145,9 @@ fn evict() -> Result<()> {
     scene.guest.shutdown()
 }
 
-/// A guest under pressure for a long time, `FATHOM_MINUTES`: pagers, guards and the daemon die, limits
-/// change, pagers detach and attach, the machine stops for a moment, in an order by `FATHOM_SEED`.
+/// A guest under pressure for a long time, `FATHOM_MINUTES`: pagers, guards and the daemon die,
+/// limits change, pagers detach and attach, the machine stops for a moment, in an order by
+/// `FATHOM_SEED`.
 #[test]
 #[ignore = "an hour; make soak"]
 fn a_guest_is_under_pressure_for_a_long_time() -> Result<()> {

@@ -209,7 +209,8 @@ pub fn a_damaged_store() {
     // The data begins behind the index, at a multiple of 64 KiB.
     let start = (4096 + 8 * (64 << 20) / 4096_u64).next_multiple_of(64 << 10);
     file.write_all_at(&vec![0x5a; 1 << 20], start).unwrap();
-    // The machine gets an error as of broken memory, of which QEMU dies; it never reads other bytes.
+    // The machine gets an error as of broken memory, of which QEMU dies; it never reads other
+    // bytes.
     if machine.read_pattern().is_some() {
         machine.check_pattern();
     }

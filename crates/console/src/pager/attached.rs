@@ -642,7 +642,7 @@ mod tests {
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for word in ["4194303", "attached", "199G", "200G", "300G"] {
+        for word in ["4194303", "attached", "199 GiB", "200 GiB", "300 GiB"] {
             assert!(text.contains(word), "{text}");
         }
     }
