@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use fathom_tests::{Error, Result, despite_emulation, patience, until};
+use fathom_tests::{Error, Result, Ticket, despite_emulation, patience, until};
 use serde_json::Value;
 
 use super::attach::{MEMORY_MIB, Scene, wait_for_checker};
@@ -56,6 +56,14 @@ fn set_limit(scene: &Scene, limit: &str) -> Result<Value> {
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout)
         .map_err(|error| Error::new(format!("fathom pager limit: {error}: {output:?}")))
+}
+
+/// Has both checkers end. Returns how often the memory was checked.
+fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
+    let rounds = scene.finish(checker)?;
+    let output = scene.guest.finish_within(disk_checker, 120)?;
+    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    Ok(rounds)
 }
 
 #[test]
@@ -124,9 +132,7 @@ fn evict() -> Result<()> {
     set_limit(&scene, "110M")?;
     works(&scene, "eviction with a limit again", &[("evicted", 1000)])?;
 
-    let rounds = scene.finish(checker)?;
-    let output = scene.guest.finish_within(disk_checker, 120)?;
-    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    let rounds = finish(&scene, checker, disk_checker)?;
     println!("the guest has checked its memory {rounds} times");
 
     // Both the pager and its guard die: only then somebody has to do something.
@@ -234,9 +240,7 @@ fn pressure() -> Result<()> {
         brought += if is_new { now.1 } else { now.1.saturating_sub(last_counts.1) };
         last_counts = now;
     }
-    let rounds = scene.finish(checker)?;
-    let output = scene.guest.finish_within(disk_checker, 120)?;
-    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    let rounds = finish(&scene, checker, disk_checker)?;
     println!(
         "{rounds} checks of the memory; events {events:?}; at least {evicted} pages have left and \
          {brought} have come back"
