@@ -227,7 +227,11 @@ pub fn guard() -> io::Result<()> {
             _ => {}
         }
     }
-    // The pager has died.
+    // The pager has died. Enough others may wait for their turn already.
+    let place = record::take_spare_place(&ward.record);
+    if matches!(place, Ok(None)) {
+        return Ok(());
+    }
     loop {
         // Another guard may serve still, or a pager that has come since.
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;

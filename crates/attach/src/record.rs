@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `PID.lock` | the pager: there is one at a time |
 //! | `PID.guard` | who serves the faults: the pager together with its guard, which alone keeps it when the pager has died |
-//! | `PID.wish` | a pager that waits for `PID.guard`: a guard that serves then ends |
+//! | `PID.wish` | a pager that waits for `PID.guard`: a guard that serves gives it away then |
+//! | `PID.spare0` to `7` | a guard whose pager has died: there are at most so many |
 //!
 //! A pager starts its own guard before it waits, so that somebody serves whenever it dies. A guard
 //! whose pager has died waits for `PID.guard`, however many do, and gives it away once for each
@@ -30,6 +31,8 @@ pub const FOLDER: &str = "/run/fathom-pager/records";
 /// For how long the lock is waited for: a pager that was asked to detach needs a moment.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// The most guards without a pager that serve or wait for their turn.
+const SPARES_MAX: u32 = 8;
 /// For how long a guard that serves is waited for.
 const GUARD_TIME_MAX: Duration = Duration::from_secs(10);
 const GUARD_PAUSE: Duration = Duration::from_millis(1);
@@ -167,6 +170,9 @@ impl RecordPlace {
         for extension in ["json", "new", "sock", "wish", "guard", "lock"] {
             let _ = fs::remove_file(self.path.with_extension(extension));
         }
+        for number in 0..SPARES_MAX {
+            let _ = fs::remove_file(spare(&self.path, number));
+        }
     }
 }
 
@@ -199,6 +205,25 @@ pub(crate) fn is_wished(wish: &Path) -> bool {
     // Not created: without the file nobody waits.
     let Ok(file) = File::options().read(true).open(wish) else { return false };
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+/// The place of a guard whose pager has died among those that serve or wait for their turn. `None`
+/// if as many are there already, which live: a pager that dies again and again must not leave more.
+///
+/// # Errors
+/// Those of the files. It is not known how many there are then.
+pub(crate) fn take_spare_place(record: &Path) -> io::Result<Option<File>> {
+    for number in 0..SPARES_MAX {
+        let file = open_lock(&spare(record, number))?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+fn spare(record: &Path, number: u32) -> PathBuf {
+    record.with_extension(format!("spare{number}"))
 }
 
 /// Waits until no pager waits to serve.
@@ -252,6 +277,18 @@ mod tests {
         make_folder(&inner, 0o711).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder.path().join("a")), mode(&inner)), (0o711, 0o700));
+    }
+
+    #[test]
+    fn there_are_so_many_guards_and_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join("7.json");
+        let mut places: Vec<_> =
+            (0..SPARES_MAX).map(|_| take_spare_place(&record).unwrap()).collect();
+        assert!(places.iter().all(Option::is_some));
+        assert!(take_spare_place(&record).unwrap().is_none());
+        places.pop();
+        assert!(take_spare_place(&record).unwrap().is_some(), "one has ended");
     }
 
     #[test]

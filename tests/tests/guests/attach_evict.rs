@@ -208,7 +208,7 @@ fn pressure() -> Result<()> {
                 scene.daemon.restart()?;
                 scene.daemon.wait_for_guest("disk")?;
             }
-            4 => drop(set_limit(&scene, &format!("{}M", random.u64(90..200)))?),
+            4 => drop(set_limit(&scene, &format!("{}M", random.u64(90..140)))?),
             5 => {
                 let last = scene.detach()?;
                 assert_eq!((&last["state"], count(&last, "away_bytes")), (&"detached".into(), 0));

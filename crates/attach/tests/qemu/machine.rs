@@ -311,6 +311,13 @@ fn userfaults(process: i32) -> usize {
     links.filter(|link| link.to_string_lossy().contains("[userfaultfd]")).count()
 }
 
+/// How many guards of this program there are, which is that of one test at a time.
+pub fn guards() -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter(|process| is_guard(*process)).count()
+}
+
 /// Whether a process is a guard that has its userfaultfd. Before it runs its program, it has copies
 /// of its parent's descriptors.
 pub fn is_guard(process: i32) -> bool {
