@@ -211,9 +211,7 @@ impl AwayPages {
                 ends.push(0);
             }
             ends[table] = ends[table].max(stored.offset.saturating_add(stored.length));
-            let is_of_file = |part: &&MappedMemory| {
-                MemoryFile { device: part.device, inode: part.inode } == file
-            };
+            let is_of_file = |part: &&MappedMemory| part.file() == file;
             let is_it = |part: &&MappedMemory| {
                 (part.offset, part.length()) == (stored.offset, stored.length)
             };

@@ -237,7 +237,7 @@ pub fn guard() -> io::Result<()> {
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
         match current_store(&vmm, &ward, away.take()) {
             Ok(pages) => {
-                let Served::Wished(pages) = serve(&vmm, &ward, &faults, pages) else {
+                let GuardEnd::Wished(pages) = serve(&vmm, &ward, &faults, pages) else {
                     return Ok(());
                 };
                 away = pages;
@@ -288,7 +288,7 @@ fn current_store(
 }
 
 /// Why a guard does not serve any more.
-enum Served {
+enum GuardEnd {
     /// A pager wants to. The pages that are away.
     Wished(Option<Box<AwayPages>>),
     /// Nothing is away any more, or the VMM has ended.
@@ -296,14 +296,14 @@ enum Served {
 }
 
 /// Serves until the next pager wants to, nothing is away any more, or the VMM has ended.
-fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPages>>) -> Served {
+fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPages>>) -> GuardEnd {
     // Threads whose fault was read, and not served, try again.
     for part in &ward.memory {
         let _ = faults.wake(&part.range());
     }
     loop {
         if record::is_wished(&ward.wish) {
-            return Served::Wished(away);
+            return GuardEnd::Wished(away);
         }
         let mut polled = vec![PollFd::new(vmm, PollFlags::IN)];
         let has_pages = away.as_ref().is_some_and(|pages| pages.count() > 0);
@@ -319,11 +319,11 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
             if let Some(pages) = away {
                 pages.end(true);
             }
-            return Served::Over;
+            return GuardEnd::Over;
         }
         let Some(pages) = away.as_mut().filter(|_| has_pages) else {
             release(faults, &ward.memory);
-            return Served::Over;
+            return GuardEnd::Over;
         };
         if ready[2..].contains(&true) {
             pages.serve_wanted(faults);

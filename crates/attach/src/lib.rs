@@ -40,6 +40,8 @@ mod record;
 mod refusal;
 mod shadow;
 mod store;
+#[cfg(test)]
+mod test_guest;
 mod trace;
 mod tripwire;
 mod vmm;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use fathom_guest_memory::MemoryFile;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -36,9 +37,14 @@ impl MappedMemory {
         self.start..self.end
     }
 
+    /// Its file.
+    pub(crate) fn file(&self) -> MemoryFile {
+        MemoryFile { device: self.device, inode: self.inode }
+    }
+
     /// Whether both have a part of the same file.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let is_same = (self.device, self.inode) == (other.device, other.inode);
+    fn overlaps(&self, other: &Self) -> bool {
+        let is_same = self.file() == other.file();
         let (end, other_end) = (self.offset + self.length(), other.offset + other.length());
         is_same && self.offset < other_end && other.offset < end
     }
@@ -47,6 +53,11 @@ impl MappedMemory {
     pub fn length(&self) -> u64 {
         self.end - self.start
     }
+}
+
+/// Whether a part of a file is mapped twice.
+pub(crate) fn is_mapped_twice(memory: &[MappedMemory]) -> bool {
+    (1..memory.len()).any(|at| memory[..at].iter().any(|other| other.overlaps(&memory[at])))
 }
 
 /// The mappings of the guest's memory, with their details, in ascending order.

@@ -21,7 +21,7 @@ use crate::guard::{self, Guard, Ward};
 use crate::hazard;
 use crate::limit::LimitHandle;
 use crate::look::{self, Ask, Look, Seen};
-use crate::memory::MappedMemory;
+use crate::memory::{self, MappedMemory};
 use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
 use crate::shadow::Shadow;
@@ -214,10 +214,7 @@ impl Pager {
             .and_then(|()| hazard::check_mappings(&self.maps))
             .and_then(|()| hazard::check_now(&self.vmm))
             .map_err(|refusal| Failure::from(refusal).about("pages cannot leave"))?;
-        let overlaps = |at: usize, part: &MappedMemory| {
-            self.memory[..at].iter().any(|other| other.overlaps(part))
-        };
-        if self.memory.iter().enumerate().any(|(at, part)| overlaps(at, part)) {
+        if memory::is_mapped_twice(&self.memory) {
             return Err(Failure::new("the VMM maps a part of its guest's memory twice"));
         }
         let EvictionOptions { leases, store, ask } = options;
@@ -304,6 +301,7 @@ impl Pager {
 
     /// What there is to do when no fault waits.
     fn do_work(&mut self) {
+        let is_bringing = self.is_bringing();
         let Self { work, faults, tripwires, status, .. } = self;
         match work {
             Work::Shadow(shadow) if shadow.is_busy() => {
@@ -311,7 +309,7 @@ impl Pager {
                 status.lock().shadow = shadow.counts();
             }
             Work::Eviction(eviction) => {
-                if self.ending.is_some() || eviction.is_retreating() {
+                if is_bringing {
                     let can_go_on = eviction.away.bring_some(faults, STEP_TIME);
                     eviction.measure(tripwires);
                     if !can_go_on && !eviction.away.is_complete() && !faults.has_faults() {

@@ -27,7 +27,7 @@ use crate::away;
 use crate::counts::ShadowCounts;
 use crate::folios::{Folio, Folios};
 use crate::look;
-use crate::memory::MappedMemory;
+use crate::memory::{self, MappedMemory};
 use crate::record;
 use crate::store::{PAGE, Page};
 use crate::tripwire::Tripwire;
@@ -110,14 +110,14 @@ impl Shadow {
         folios
             .at(memory.first().map_or(0, |part| part.start), 1)
             .map_err(|error| cannot("see where pages are", &error))?;
+        if memory::is_mapped_twice(memory) {
+            return Err(Failure::new("the VMM maps a part of its guest's memory twice")
+                .advise("leave out --shadow"));
+        }
         let mut files: Vec<(MemoryFile, u64)> = Vec::new();
         let mut parts: Vec<Part> = Vec::new();
         for part in memory {
-            if parts.iter().any(|other| other.memory.overlaps(part)) {
-                return Err(Failure::new("the VMM maps a part of its guest's memory twice")
-                    .advise("leave out --shadow"));
-            }
-            let file = MemoryFile { device: part.device, inode: part.inode };
+            let file = part.file();
             let end = part.offset + part.length();
             let table = files.iter().position(|(other, _)| *other == file).unwrap_or(files.len());
             match files.get_mut(table) {

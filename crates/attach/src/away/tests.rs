@@ -2,7 +2,6 @@
 //! The pager dies after each step, and the next one goes on.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::faults::{Served, serve_missing, serve_protected};
-use crate::userfault::{self, MISSING_SHMEM};
+use crate::test_guest::TestGuest;
 
 const PAGES: u64 = 48;
 const EVICTION: [Step; 4] = [Step::Left, Step::Protected, Step::Entered, Step::Evicted];
@@ -29,7 +28,6 @@ struct Scene {
     vmm: Vmm,
     away: AwayPages,
     start: u64,
-    _device: OwnedFd,
 }
 
 /// Content that depends on a seed. Some seeds make pages of one number.
@@ -45,23 +43,9 @@ fn content(seed: u64) -> Page {
 impl Scene {
     /// A guest whose pages have the contents of their numbers. `None` without the rights for it.
     fn start() -> Option<Self> {
-        let Ok(device) = userfault::open_device() else {
-            println!("Skipped: /dev/userfaultfd may not be opened");
-            return None;
-        };
-        let file = rustix::fs::memfd_create("away", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let file = File::from(file);
-        file.set_len(PAGES * PAGE).unwrap();
-        let guest = Arc::new(Mapping::new(&file, 0, PAGES * PAGE, &Arc::default()).unwrap());
-        let start = guest.access().u8s()[0].as_ptr() as u64;
-        for page in 0..PAGES {
-            guest.access().write((page * PAGE) as usize, &content(page));
-        }
-        let faults = UserFault::own(device.as_fd(), MISSING_SHMEM).unwrap();
-        let end = start + PAGES * PAGE;
-        faults.register(&(start..end)).unwrap();
-        let MemoryFile { device: number, inode } = MemoryFile::of(&file).unwrap();
-        let memory = vec![MappedMemory { start, end, offset: 0, inode, device: number }];
+        let TestGuest { file, guest, faults, memory, .. } =
+            TestGuest::start(PAGES, |page| content(page).to_vec())?;
+        let start = memory[0].start;
         let (leases, folder) =
             (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
         let vmm = Vmm::open(std::process::id() as i32).unwrap();
@@ -69,8 +53,7 @@ impl Scene {
             let store = folder.path().join("store");
             AwayPages::create(&vmm, &memory, leases.path(), &store).unwrap()
         };
-        let scene =
-            Self { leases, folder, file, guest, faults, memory, vmm, away, start, _device: device };
+        let scene = Self { leases, folder, file, guest, faults, memory, vmm, away, start };
         Some(scene)
     }
 

@@ -10,7 +10,7 @@ use fathom_guest_memory::{GuestLeases, GuestMemory, Mapping, Purpose};
 use tempfile::TempDir;
 
 use super::*;
-use crate::userfault::{self, MISSING_SHMEM};
+use crate::test_guest::TestGuest;
 
 const PAGES: u64 = 64;
 
@@ -30,23 +30,8 @@ impl Scene {
     /// A guest whose pages all have content, and a shadow of `budget` pages. `None` without the
     /// rights for it.
     fn start(budget: u64) -> Option<Self> {
-        let Ok(device) = userfault::open_device() else {
-            println!("Skipped: /dev/userfaultfd may not be opened");
-            return None;
-        };
-        let file = rustix::fs::memfd_create("shadow", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let file = File::from(file);
-        file.set_len(PAGES * PAGE).unwrap();
-        let guest = Arc::new(Mapping::new(&file, 0, PAGES * PAGE, &Arc::default()).unwrap());
-        let start = guest.access().u8s()[0].as_ptr() as u64;
-        for page in 0..PAGES {
-            guest.access().write((page * PAGE) as usize, &[page as u8 + 1; 8]);
-        }
-        let faults = UserFault::own(device.as_fd(), MISSING_SHMEM).unwrap();
-        let end = start + PAGES * PAGE;
-        faults.register(&(start..end)).unwrap();
-        let MemoryFile { device: number, inode } = MemoryFile::of(&file).unwrap();
-        let memory = vec![MappedMemory { start, end, offset: 0, inode, device: number }];
+        let TestGuest { file, guest, faults, memory, device } =
+            TestGuest::start(PAGES, |page| vec![page as u8 + 1; 8])?;
         let tripwire = Tripwire::map(device.as_fd(), file.try_clone().unwrap(), 0, PAGES * PAGE);
         let folder = tempfile::tempdir().unwrap();
         let vmm = Vmm::open(std::process::id() as i32).unwrap();
