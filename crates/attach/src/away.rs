@@ -104,6 +104,8 @@ pub(crate) struct AwayCounts {
     pub brought: u64,
     /// Of these, pages that the daemon wanted.
     pub wanted: u64,
+    /// Pages that came back as zeroes, because a device was going to overwrite them.
+    pub overwritten: u64,
     /// Pages that existed when they were to come back.
     pub existing: u64,
 }
@@ -418,7 +420,13 @@ impl AwayPages {
         }
         self.pass(Step::Coming);
         let mut content: Page = [0; PAGE as usize];
-        let is_content = match self.store.get(number, &mut content) {
+        // A device is going to write all of it: it comes as zeroes.
+        let is_overwritten = !table.is_lost() && table.word(file_page).is_overwritten();
+        let found = match is_overwritten {
+            true => Found::Content,
+            false => self.store.get(number, &mut content),
+        };
+        let is_content = match found {
             Found::Content => true,
             // Its entry had ended already: it had come, and was given back since.
             Found::Nothing => state == PageState::Coming,
@@ -448,6 +456,8 @@ impl AwayPages {
         if table.change(file_page, PageWord::arrive).is_ok() || table.is_lost() {
             self.away = self.away.saturating_sub(1);
             self.counts.brought += 1;
+            self.counts.overwritten += u64::from(is_overwritten);
+            self.damaged.remove(&number);
         }
         self.pass(Step::Arrived);
         let _ = faults.protect(&own, false);

@@ -79,6 +79,9 @@ pub struct EvictionCounts {
     pub brought: u64,
     /// Of these, pages that the daemon wanted.
     pub wanted: u64,
+    /// Of these, pages whose content was not needed, because a read of a disk was going to
+    /// overwrite all of it.
+    pub overwritten: u64,
     /// Pages that existed when they were to come back: at most eight after the death of a pager.
     /// More means that another process has made them, and the guest may have read zeroes.
     pub existing: u64,

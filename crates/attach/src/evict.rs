@@ -124,6 +124,7 @@ impl Eviction {
             evicted: counts.evicted,
             brought: counts.brought,
             wanted: counts.wanted,
+            overwritten: counts.overwritten,
             existing: counts.existing,
             damaged: self.away.damaged(),
             obstacle: if self.counts.obstacle.is_empty() {

@@ -36,7 +36,7 @@ impl MemoryAccess<'_> {
     /// the purpose is to write.
     #[inline]
     pub(crate) unsafe fn new(place: *mut u8, length: usize, purpose: Purpose, kept: Kept) -> Self {
-        let is_writable = purpose == Purpose::Write;
+        let is_writable = purpose.is_write();
         Self { place, length, is_writable, _kept: kept, _borrowed: PhantomData }
     }
 

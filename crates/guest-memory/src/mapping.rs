@@ -467,7 +467,7 @@ impl Mapping {
             return Err(invalid("a mapping is empty or longer than its file"));
         }
         let system = rustix::fs::fstatfs(file)?;
-        if system.f_type == FUSE && purpose == Purpose::Write {
+        if system.f_type == FUSE && purpose.is_write() {
             return Err(invalid(
                 "shared memory on FUSE is refused: the file system's process could block any access",
             ));
@@ -486,7 +486,7 @@ impl Mapping {
             .ok_or_else(|| invalid("a mapping is too long"))?;
         let reservation = Reservation::new(mapped, owner.budget.as_ref())?;
         install();
-        let writing = if purpose == Purpose::Write { libc::PROT_WRITE } else { 0 };
+        let writing = if purpose.is_write() { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
             libc::mmap(

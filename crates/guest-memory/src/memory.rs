@@ -235,7 +235,7 @@ impl GuestMemory {
     /// purpose is to write and the memory is only read, or if the pager refuses.
     #[inline]
     pub fn access(&self, address: u64, length: u64, purpose: Purpose) -> Option<MemoryAccess<'_>> {
-        if purpose == Purpose::Write && self.is_read_only {
+        if purpose.is_write() && self.is_read_only {
             return None;
         }
         let Some(place) = self.place(address, length) else {
@@ -277,6 +277,19 @@ impl GuestMemory {
         Lease::take(pager, address..address + length, purpose).map(Some)
     }
 
+    /// Asks for the absent pages of a range of addresses, which need not be memory: for a request
+    /// that has to wait for another page anyway.
+    pub fn want(&self, GuestAddress(address): GuestAddress, length: u64, purpose: Purpose) {
+        let Some(pager) = &self.pager else { return };
+        let end = address.saturating_add(length);
+        for region in self.regions.iter() {
+            let part = address.max(region.start)..end.min(region.end());
+            if !part.is_empty() {
+                pager.want(&part, purpose);
+            }
+        }
+    }
+
     /// The same access for a long time: it keeps its region mapped, and a lease if there is a
     /// pager.
     pub fn hold(
@@ -285,7 +298,7 @@ impl GuestMemory {
         length: u64,
         purpose: Purpose,
     ) -> Option<MemoryAccess<'static>> {
-        if purpose == Purpose::Write && self.is_read_only {
+        if purpose.is_write() && self.is_read_only {
             return None;
         }
         let is_in = |region: &&Region| address.wrapping_sub(region.start) < region.length;

@@ -30,6 +30,16 @@ pub enum Purpose {
     Read,
     /// A write, or a read and a write: an absent page is brought in.
     Write,
+    /// A write of every byte, as of a device that fills a buffer: an absent page of which all bytes
+    /// are written is made anew, and may be zeroes until then.
+    Overwrite,
+}
+
+impl Purpose {
+    /// Whether memory is written.
+    pub fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::Overwrite)
+    }
 }
 
 /// What takes pages of a guest's memory away and brings them in. Every access to a memory that
@@ -42,6 +52,10 @@ pub trait Pager: Send + Sync {
     /// not begin or end at a page. Leases may overlap. Returns false if the access must not take
     /// place: the caller then does as if there were no such memory.
     fn lease(&self, range: &Range<u64>, purpose: Purpose) -> bool;
+
+    /// Asks for the absent pages of a range, as a refused [`lease`](Self::lease) does, when there
+    /// is no use in a lease yet.
+    fn want(&self, _range: &Range<u64>, _purpose: Purpose) {}
 
     /// Ends a lease, with the values with which it was taken.
     fn release(&self, range: &Range<u64>, purpose: Purpose);

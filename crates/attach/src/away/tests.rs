@@ -233,6 +233,45 @@ fn a_page_with_a_lease_stays_and_the_daemon_waits_for_one_that_is_away() {
     assert_eq!(scene.guest_reads(3), expected);
 }
 
+/// A device that is going to write a whole page gets one of zeroes, also when the pager dies
+/// meanwhile; the next time the page has its content.
+#[test]
+fn a_page_that_a_device_overwrites_comes_without_its_content() {
+    let Some(mut scene) = Scene::start() else { return };
+    let daemon = scene.daemon();
+    let fill = |purpose| {
+        let access = daemon.access(3 * PAGE, 2 * PAGE - 8, purpose);
+        access.map(|access| access.write(0, &[7; 2 * PAGE as usize - 8]))
+    };
+    for step in [None].into_iter().chain(RETURN.map(Some)) {
+        for page in [3, 4] {
+            scene.guest_writes(page, 71);
+            assert_eq!(scene.evict(page), Evicted::Gone);
+        }
+        assert!(fill(Purpose::Overwrite).is_none());
+        let before = scene.away.counts().overwritten;
+        if step.is_none() {
+            scene.away.serve_wanted(&scene.faults);
+            assert_eq!(scene.away.counts().overwritten, before + 1);
+            assert_eq!(scene.away.count(), 0);
+        } else if let Some(step) = step {
+            assert!(scene.die(step, |scene| drop(scene.bring(3))));
+        }
+        assert_eq!(scene.guest_reads(3), [0; PAGE as usize], "{step:?}");
+        // Not all of this one is written.
+        assert_eq!(scene.guest_reads(4), content(71), "{step:?}");
+        if fill(Purpose::Overwrite).is_none() {
+            // It exists, and a dead pager has not said so.
+            scene.away.serve_wanted(&scene.faults);
+            assert!(fill(Purpose::Overwrite).is_some(), "{step:?}");
+        }
+        assert_eq!(scene.guest_reads(3), [7; PAGE as usize]);
+        // It has to come with its content again.
+        assert_eq!(scene.evict(3), Evicted::Gone);
+        assert_eq!(scene.guest_reads(3), [7; PAGE as usize]);
+    }
+}
+
 #[test]
 fn zeroes_come_only_where_nothing_is_away_and_what_the_vmm_gives_back_is_free() {
     let Some(mut scene) = Scene::start() else { return };
@@ -315,6 +354,12 @@ fn a_damaged_page_is_an_error_and_never_another_content() {
     store.write_all_at(&[0; 8], index).unwrap();
     assert_eq!(scene.bring(9), Brought::Damaged);
     assert_eq!(scene.bring(9), Brought::Damaged, "a second time");
+    // What is overwritten is whole again.
+    let daemon = scene.daemon();
+    assert!(daemon.access(9 * PAGE, PAGE, Purpose::Overwrite).is_none());
+    assert_eq!(scene.bring(9), Brought::Here);
+    daemon.access(9 * PAGE, PAGE, Purpose::Overwrite).unwrap().write(0, &content(9));
+    assert_eq!(scene.guest_reads(9), content(9));
 }
 
 #[test]

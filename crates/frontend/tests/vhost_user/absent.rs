@@ -150,6 +150,49 @@ fn a_request_waits_for_its_pages_and_others_go_on() {
     assert_eq!((status.refused, status.lost, status.panics), (0, 0, 0));
 }
 
+/// A read of the disk makes its pages anew, and asks for all of them at once; a write needs them.
+#[test]
+fn a_read_overwrites_its_pages_and_all_pieces_are_asked_for_at_once() {
+    let memory = memfd(MEMORY);
+    let Some(pager) = Pager::start(&memory) else { return };
+    let served = serve();
+    let mut client = Client::connect_with(&served.socket, 1, 0, memory);
+    client.start_queue(0, 0);
+    for kind in [WRITE, READ] {
+        client.put_header(HEADER, kind, 64);
+        client.put(PLACE, &data(7));
+        // Two pieces: a page, and all but the end of the next one.
+        let fills = if kind == READ { WRITABLE } else { 0 };
+        let pieces = [
+            (HEADER, 16, 0),
+            (PLACE, PAGE as u32, fills),
+            (PLACE + PAGE, PAGE as u32 - 512, fills),
+            (STATUS, 1, WRITABLE),
+        ];
+        for (index, (address, length, flags)) in (0..).zip(pieces) {
+            let flags = if index < 3 { flags | NEXT } else { flags };
+            let descriptor = Descriptor { address, length, flags, next: index + 1 };
+            client.put_descriptor(TABLE, index, descriptor);
+        }
+        let table = Descriptor { address: TABLE, length: 64, flags: INDIRECT, next: 0 };
+        client.put_descriptor(Client::places(0).0, 0, table);
+        let mut away = [PLACE, PLACE + PAGE].map(|place| pager.evict(place));
+        offer(&mut client, 0);
+        assert_eq!(client.wait_for(0, SHORTLY), None);
+        let words = [PLACE, PLACE + PAGE].map(|place| pager.word(place));
+        assert!(words.iter().all(|word| word.is_wanted()), "{words:?}");
+        let are_overwritten = words.map(PageWord::is_overwritten);
+        assert_eq!(are_overwritten, [kind == READ, false], "{words:?}");
+        if kind == READ {
+            away[0].1.fill(0);
+        }
+        away.into_iter().for_each(|away| pager.bring(away));
+        assert_eq!(client.wait(0).0, 0);
+        assert_eq!(client.get(STATUS, 1), [0], "{kind}");
+        assert_eq!(client.get(PLACE, 8192), data(7), "{kind}");
+    }
+}
+
 #[test]
 fn a_page_that_leaves_while_its_request_is_in_flight_stays_until_the_end() {
     let memory = memfd(MEMORY);

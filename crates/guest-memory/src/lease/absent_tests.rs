@@ -120,6 +120,46 @@ fn a_touch_without_a_lease_of_a_page_that_is_away_is_an_error_and_never_zeroes()
     scene.bring(2, &content);
 }
 
+/// Zeroes are enough for a page of which every byte is going to be written, if it is away.
+#[test]
+fn only_whole_pages_that_are_away_are_asked_for_to_be_overwritten() {
+    let scene = Scene::start();
+    let (memory, _leases) = scene.leased();
+    scene.file.write_all_at(&[9; 8 * 4096], 0).unwrap();
+    for page in [1, 2, 4, 5] {
+        scene.evict(page);
+    }
+    let words = || (0..8).map(|page| scene.pager.table().word(page)).collect::<Vec<_>>();
+    let are = |which: fn(PageWord) -> bool| {
+        (0..8).zip(words()).filter(|(_, word)| which(*word)).map(|(page, _)| page).collect()
+    };
+    // From the middle of page 1 to the middle of page 5.
+    let (start, length) = (BASE + PAGE + 512, 4 * PAGE);
+    assert!(lend(&memory, start, length, Purpose::Write).is_none());
+    let wanted: Vec<u64> = are(PageWord::is_wanted);
+    assert_eq!(wanted, [1, 2, 4, 5]);
+    let overwritten: Vec<u64> = are(PageWord::is_overwritten);
+    assert_eq!(overwritten, []);
+    assert!(lend(&memory, start, length, Purpose::Overwrite).is_none());
+    let overwritten: Vec<u64> = are(PageWord::is_overwritten);
+    assert_eq!(overwritten, [2, 4]);
+    // A look brings nothing in, and a range without a page that is away asks for nothing.
+    memory.want(GuestAddress(BASE + 6 * PAGE), 100 * PAGE, Purpose::Overwrite);
+    memory.want(GuestAddress(0), u64::MAX, Purpose::Overwrite);
+    let overwritten: Vec<u64> = are(PageWord::is_overwritten);
+    assert_eq!(overwritten, [1, 2, 4, 5]);
+    for page in [1, 2, 4, 5] {
+        scene.bring(page, &[0; 4096]);
+    }
+    let lent = lend(&memory, start, length, Purpose::Overwrite).unwrap();
+    let leased: Vec<u64> = are(PageWord::is_leased);
+    assert_eq!(leased, [1, 2, 3, 4, 5]);
+    drop(lent);
+    assert!(words().iter().all(|word| *word == PageWord(0)));
+    // Memory that is only read cannot be overwritten.
+    assert!(memory.read_only().access(start, length, Purpose::Overwrite).is_none());
+}
+
 #[test]
 fn an_access_to_a_page_that_is_away_is_refused_and_counted_until_it_is_back() {
     let scene = Scene::start();

@@ -2,7 +2,7 @@
 //! its successor; holders that read and write through their own mappings, one of which dies; the
 //! guest; and a VMM that gives the page back.
 //!
-//! No pager takes pages away yet: this is the protocol that it will follow. The words are those of
+//! This is the protocol that a pager follows (`crates/attach/src/away.rs`). The words are those of
 //! [`PageWord`], by the same functions as in production. What outlives the pager is the guest's
 //! file, the protection in the VMM (it stays registered while pages are away), the word, and the
 //! *entry* of the store, which has the page's content:
@@ -43,6 +43,10 @@ struct Rules {
     faults_wait: bool,
     /// What a dead holder may still be writing stays.
     dead_writers_stay: bool,
+    /// A page that has come is not one of which zeroes are enough any more.
+    arrive_ends_overwrite: bool,
+    /// Zeroes are enough only for a page that was away when it was asked for.
+    overwrite_only_away: bool,
 }
 
 const ALL: Rules = Rules {
@@ -57,6 +61,8 @@ const ALL: Rules = Rules {
     successor_looks: true,
     faults_wait: true,
     dead_writers_stay: true,
+    arrive_ends_overwrite: true,
+    overwrite_only_away: true,
 };
 
 /// The step that the pager has taken.
@@ -113,6 +119,12 @@ struct World {
     writer: HolderAt,
     writer_is_dead: bool,
     is_buried: bool,
+    /// Whether the writer overwrites the whole page: the guest has given it away until then.
+    overwrites: bool,
+    /// Whether it has asked for the page, and has not written yet.
+    is_given_away: bool,
+    /// The writer was refused its lease, and is about to ask for the page.
+    is_refused: bool,
     guest_reads: u8,
     guest_writes: u8,
     /// The guest's thread has met a fault and waits to be woken.
@@ -137,16 +149,21 @@ impl World {
     fn see(&mut self, who: &str) -> Result<(), String> {
         match self.page {
             Some(page) if self.allowed & 1 << page != 0 => {
-                self.allowed = 1 << page;
+                self.allow(1 << page);
                 Ok(())
             }
             found => Err(format!("{who} reads {found:?}")),
         }
     }
 
+    /// Only these contents may be read from now on; zeroes too while the page is given away.
+    fn allow(&mut self, contents: u8) {
+        self.allowed = contents | u8::from(self.is_given_away) << ZEROES;
+    }
+
     /// Somebody writes to the page, or to one that is not the guest's any more.
     fn write(&mut self, value: u8) {
-        self.allowed = 1 << value;
+        self.allow(1 << value);
         if self.page.is_some() {
             self.page = Some(value);
         }
@@ -156,6 +173,12 @@ impl World {
     fn zero(&mut self) {
         self.page = self.page.or(Some(ZEROES));
     }
+}
+
+fn with_overwrite(word: PageWord) -> PageWord {
+    let state = word.0 & 0b11;
+    let away = PageWord(word.0 & !0b11 | PageState::Evicted as u64).want_overwritten();
+    PageWord(away.0 & !0b11 | state)
 }
 
 struct Explorer {
@@ -235,7 +258,8 @@ impl Explorer {
         match world.pager {
             At::Coming => {
                 // Without an entry it was there already, and was given back since.
-                let content = world.entry.or(Some(ZEROES));
+                let entry = world.entry.filter(|_| !world.word.is_overwritten());
+                let content = entry.or(Some(ZEROES));
                 next.page = if rules.page_wins { world.page.or(content) } else { content };
                 next.is_protected = rules.unprotect_last;
                 if !rules.unprotect_last {
@@ -246,6 +270,9 @@ impl Explorer {
             At::Copied => (next.entry, next.read, next.pager) = (None, None, At::Unentered),
             At::Unentered => {
                 next.word = world.word.arrive().unwrap_or(world.word);
+                if world.word.is_overwritten() && !rules.arrive_ends_overwrite {
+                    next.word = with_overwrite(next.word);
+                }
                 next.pager = At::Arrived;
             }
             _ => {
@@ -330,6 +357,7 @@ impl Explorer {
         let mut next = world.clone();
         match world.writer {
             HolderAt::Idle | HolderAt::Accessed if world.writer_is_dead => return None,
+            HolderAt::Idle if world.overwrites => return self.overwrite(world),
             HolderAt::Idle => {
                 let (taken, is_leased) = self.take(world, WRITER, Purpose::Write)?;
                 next = taken;
@@ -337,6 +365,7 @@ impl Explorer {
             }
             // By a device, also after the holder's death.
             HolderAt::Leased => {
+                next.is_given_away = false;
                 if world.page.is_some() || world.is_away() {
                     next.write(DEVICE);
                 } else {
@@ -352,6 +381,27 @@ impl Explorer {
             HolderAt::Done => return None,
         }
         Some(next)
+    }
+
+    /// The writer asks for the page to overwrite it: a lease, and if that is refused, another step
+    /// that asks for the page.
+    fn overwrite(&self, world: &World) -> Option<World> {
+        let mut next = world.clone();
+        next.is_given_away = true;
+        next.allow(world.allowed);
+        if world.is_refused {
+            next.is_refused = false;
+            next.word = world.word.want_overwritten();
+            if !self.rules.overwrite_only_away {
+                next.word = with_overwrite(next.word);
+            }
+        } else if let Some(word) = world.word.lease(WRITER, Purpose::Overwrite) {
+            (next.word, next.writer) = (word, HolderAt::Leased);
+            next.zero();
+        } else if !world.word.is_overwritten() {
+            next.is_refused = true;
+        }
+        (next != *world).then_some(next)
     }
 
     /// The writer dies; later somebody gives back what it had.
@@ -445,6 +495,10 @@ impl Explorer {
 }
 
 fn explore(rules: Rules) -> Result<usize, String> {
+    Ok(explore_with(rules, false)? + explore_with(rules, true)?)
+}
+
+fn explore_with(rules: Rules, overwrites: bool) -> Result<usize, String> {
     let first = World {
         word: PageWord::default(),
         page: Some(FIRST),
@@ -460,6 +514,9 @@ fn explore(rules: Rules) -> Result<usize, String> {
         writer: HolderAt::Idle,
         writer_is_dead: false,
         is_buried: false,
+        overwrites,
+        is_given_away: false,
+        is_refused: false,
         guest_reads: 1,
         guest_writes: 2,
         is_guest_waiting: false,
@@ -481,7 +538,7 @@ type Removal = fn(&mut Rules);
 
 #[test]
 fn each_rule_of_eviction_is_needed() {
-    let without: [(&str, Removal); 11] = [
+    let without: [(&str, Removal); 13] = [
         ("protect before the copy", |rules| rules.protect_first = false),
         ("the entry before the punch", |rules| rules.entry_first = false),
         ("evict only what still leaves", |rules| rules.evict_checks = false),
@@ -493,6 +550,8 @@ fn each_rule_of_eviction_is_needed() {
         ("a successor believes the words", |rules| rules.successor_looks = false),
         ("faults wait for a successor", |rules| rules.faults_wait = false),
         ("pages that the dead write stay", |rules| rules.dead_writers_stay = false),
+        ("zeroes are enough only once", |rules| rules.arrive_ends_overwrite = false),
+        ("zeroes are enough for what is away", |rules| rules.overwrite_only_away = false),
     ];
     for (name, take_away) in without {
         let mut rules = ALL;

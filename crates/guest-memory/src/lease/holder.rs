@@ -16,6 +16,7 @@ use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
 use super::wanted::PagerBell;
+use super::word::{PageState, PageWord};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -76,12 +77,17 @@ impl Place {
         self.table.change(page, |word| word.lease(self.holder, purpose)).is_ok()
     }
 
-    /// Asks for the pages of a range that are away. Returns false if its first page, of which a
-    /// lease was refused, cannot come: what was away then may have arrived meanwhile.
-    fn want(&self, pages: Range<u64>) -> bool {
+    /// Asks for the pages of a range that are away, of which those of `overwritten` are going to be
+    /// overwritten. Returns false if its first page, of which a lease was refused, cannot come:
+    /// what was away then may have arrived meanwhile.
+    fn want(&self, pages: Range<u64>, overwritten: &Range<u64>) -> bool {
         let can_come = pages.start < self.table.pages() && !self.table.is_lost();
         for page in pages.clone() {
-            let _ = self.table.change(page, |word| Some(word.want()).filter(|next| *next != word));
+            let want = |word: PageWord| match overwritten.contains(&page) {
+                true => word.want_overwritten(),
+                false => word.want(),
+            };
+            let _ = self.table.change(page, |word| Some(want(word)).filter(|next| *next != word));
         }
         if can_come {
             self.bell.lock().ring(&pages);
@@ -259,13 +265,28 @@ impl GuestLeases {
         self.regions.iter().any(|region| files.contains(&region.file))
     }
 
-    /// The pages of a range, in their table.
-    fn pages(&self, range: &Range<u64>) -> Option<(&Place, Range<u64>)> {
+    /// The bytes of a range, in their file.
+    fn bytes(&self, range: &Range<u64>) -> Option<(&Place, Range<u64>)> {
         let is_in = |region: &&LeasedRegion| (region.start..region.end).contains(&range.start);
         let region = self.regions.iter().find(is_in)?;
         let at = |address: u64| address - region.start + region.offset;
-        let end = at(range.end.min(region.end));
-        Some((&region.place, at(range.start) / PAGE..end.div_ceil(PAGE)))
+        Some((&region.place, at(range.start)..at(range.end.min(region.end))))
+    }
+
+    /// The pages of a range, in their table.
+    fn pages(&self, range: &Range<u64>) -> Option<(&Place, Range<u64>)> {
+        let (place, bytes) = self.bytes(range)?;
+        Some((place, bytes.start / PAGE..bytes.end.div_ceil(PAGE)))
+    }
+
+    /// The pages of a range that are overwritten as a whole.
+    fn overwritten(&self, range: &Range<u64>, purpose: Purpose) -> Range<u64> {
+        match self.bytes(range) {
+            Some((_, bytes)) if purpose == Purpose::Overwrite => {
+                bytes.start.div_ceil(PAGE)..bytes.end / PAGE
+            }
+            _ => 0..0,
+        }
     }
 }
 
@@ -302,13 +323,24 @@ impl Pager for GuestLeases {
                     place.release(leased, purpose);
                 }
                 // A look brings nothing in.
-                if purpose != Purpose::Look && place.want(page..pages.end) {
+                let overwritten = self.overwritten(range, purpose);
+                if purpose != Purpose::Look && place.want(page..pages.end, &overwritten) {
                     note_absence();
                 }
                 return false;
             }
         }
         true
+    }
+
+    fn want(&self, range: &Range<u64>, purpose: Purpose) {
+        let Some((place, pages)) = self.pages(range) else { return };
+        let is_away = |page: &u64| {
+            matches!(place.table.word(*page).state(), PageState::Evicted | PageState::Coming)
+        };
+        if let Some(first) = pages.clone().find(is_away) {
+            place.want(first..pages.end, &self.overwritten(range, purpose));
+        }
     }
 
     fn release(&self, range: &Range<u64>, purpose: Purpose) {

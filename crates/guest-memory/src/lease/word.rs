@@ -20,6 +20,7 @@ pub enum PageState {
 const STATE: u64 = 0b11;
 const COPIED: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
+const OVERWRITTEN: u64 = 1 << 4;
 /// The bits of the first holder begin here.
 const FIRST: u32 = 8;
 const READER_BITS: u32 = 16;
@@ -32,6 +33,7 @@ const WRITER_BITS: u32 = 12;
 /// | 0, 1 | the state |
 /// | 2 | the pager has a copy, and nobody but the guest's processors can have changed the page since |
 /// | 3 | a holder wants the page, which is not resident |
+/// | 4 | it is going to overwrite the whole page, so zeroes are enough |
 /// | 8 to 35 | the first holder: 16 bits of reads (and looks), 12 bits of writes |
 /// | 36 to 63 | the second one |
 ///
@@ -52,7 +54,9 @@ impl Count {
         let first = FIRST + (READER_BITS + WRITER_BITS) * (holder % HOLDERS) as u32;
         match purpose {
             Purpose::Look | Purpose::Read => Self { shift: first, max: (1 << READER_BITS) - 1 },
-            Purpose::Write => Self { shift: first + READER_BITS, max: (1 << WRITER_BITS) - 1 },
+            Purpose::Write | Purpose::Overwrite => {
+                Self { shift: first + READER_BITS, max: (1 << WRITER_BITS) - 1 }
+            }
         }
     }
 
@@ -90,6 +94,11 @@ impl PageWord {
         self.0 & WANTED != 0
     }
 
+    /// Whether nobody needs what the page contained when it left.
+    pub fn is_overwritten(self) -> bool {
+        self.0 & OVERWRITTEN != 0
+    }
+
     /// Whether any holder, living or dead, has a lease.
     pub fn is_leased(self) -> bool {
         self.0 >> FIRST != 0
@@ -104,7 +113,7 @@ impl PageWord {
         }
         let count = Count::of(holder, purpose);
         let one = if self.count(count) < count.max { 1 << count.shift } else { 0 };
-        let copied = if purpose == Purpose::Write { 0 } else { self.0 & COPIED };
+        let copied = if purpose.is_write() { 0 } else { self.0 & COPIED };
         let leased = Self(self.0 & !COPIED | copied).with_state(PageState::Resident);
         Some(Self(leased.0 + one))
     }
@@ -129,6 +138,13 @@ impl PageWord {
             PageState::Evicted | PageState::Coming => Self(self.0 | WANTED),
             PageState::Resident | PageState::Leaving => self,
         }
+    }
+
+    /// Asks for a page that is not there, to overwrite all of it: what it contained is not needed.
+    #[must_use]
+    pub fn want_overwritten(self) -> Self {
+        let wanted = self.want();
+        if wanted.is_wanted() { Self(wanted.0 | OVERWRITTEN) } else { wanted }
     }
 
     /// Begins to leave: resident and without a lease. A copy that the pager has is dropped.
@@ -170,7 +186,7 @@ impl PageWord {
     #[must_use]
     pub fn arrive(self) -> Option<Self> {
         let is_coming = self.state() == PageState::Coming;
-        is_coming.then(|| Self(self.0 & !WANTED).with_state(PageState::Resident))
+        is_coming.then(|| Self(self.0 & !(WANTED | OVERWRITTEN)).with_state(PageState::Resident))
     }
 
     /// Gives back what a dead holder had only to read. What it had to write stays.
@@ -187,7 +203,11 @@ impl PageWord {
 
 impl std::fmt::Debug for PageWord {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let flags = [(self.is_copied(), " copied"), (self.is_wanted(), " wanted")];
+        let flags = [
+            (self.is_copied(), " copied"),
+            (self.is_wanted(), " wanted"),
+            (self.is_overwritten(), " overwritten"),
+        ];
         let flags = flags.map(|(is, name)| if is { name } else { "" }).concat();
         let counts: Vec<_> = (0..HOLDERS)
             .map(|holder| {
@@ -230,11 +250,18 @@ mod tests {
         let away = PageWord(0).leave().and_then(PageWord::evict).unwrap();
         for word in [away, away.come().unwrap()] {
             assert_eq!(word.lease(0, Purpose::Write), None);
-            assert!(word.want().is_wanted());
+            assert!(word.want().is_wanted() && !word.want().is_overwritten());
+            assert!(
+                word.want_overwritten().is_wanted() && word.want_overwritten().is_overwritten()
+            );
+            assert_eq!(word.want_overwritten().want(), word.want_overwritten());
             assert_eq!((word.leave(), word.evict(), word.copied()), (None, None, None));
         }
-        let back = away.want().come().and_then(PageWord::arrive).unwrap();
+        let back = away.want_overwritten().come().and_then(PageWord::arrive).unwrap();
         assert_eq!((back, back.want()), (PageWord(0), PageWord(0)));
+        assert_eq!(back.want_overwritten(), back, "what is there has to be kept");
+        let leaving = back.leave().unwrap();
+        assert_eq!(leaving.want_overwritten(), leaving);
         assert_eq!((back.come(), back.arrive()), (None, None));
     }
 }

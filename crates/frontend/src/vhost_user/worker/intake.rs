@@ -55,14 +55,16 @@ impl Worker {
         }
         request.flags.force_unit_access = operation == Operation::Write && !self.write_back;
         let fills = operation != Operation::Write;
-        let (pieces, purpose) = if fills {
-            (&self.chain.writable, Purpose::Write)
-        } else {
-            (&self.chain.readable, Purpose::Read)
+        let (pieces, purpose) = match operation {
+            // What the pages of a read contained is not needed, however the read ends: the driver
+            // must not assume anything of what the device may write (virtio 1.2, 2.7.8.3).
+            Operation::Read => (&self.chain.writable, Purpose::Overwrite),
+            _ if fills => (&self.chain.writable, Purpose::Write),
+            _ => (&self.chain.readable, Purpose::Read),
         };
         let memory = self.ring.memory();
         let before = absences();
-        for piece in pieces {
+        for (at, piece) in pieces.iter().enumerate() {
             let length = u64::from(piece.length);
             // SAFETY: the ring holds the memory; only a command that waits until no request is in
             // flight replaces it; and a thread that fails leaks it if the kernel may still use it.
@@ -70,6 +72,12 @@ impl Worker {
                 unsafe { memory.lend(&mut request.buffers, piece.address, length, purpose) };
             if !is_memory {
                 self.stack.recycle(request);
+                if absences() != before {
+                    // Those of the other pieces come at the same time.
+                    for piece in &pieces[at + 1..] {
+                        memory.want(piece.address, u64::from(piece.length), purpose);
+                    }
+                }
                 if self.wait_for_pages(head, before) {
                     return;
                 }
