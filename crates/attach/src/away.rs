@@ -135,6 +135,9 @@ pub(crate) struct AwayPages {
     damaged: BTreeSet<u64>,
     /// Where bringing in all pages is: a part and an address in it.
     hand: (usize, u64),
+    /// The pages that the hand has left away since it was at the beginning; none if it was not, or
+    /// a page has left since.
+    left: Option<u64>,
     counts: AwayCounts,
     /// Space for the pages that leave at once.
     content: Vec<u8>,
@@ -243,7 +246,7 @@ impl AwayPages {
             if is_new {
                 PagerLeases::start(leases, *file, end.div_ceil(PAGE), owner(vmm))
             } else {
-                PagerLeases::join(leases, *file)
+                PagerLeases::join(leases, *file, end.div_ceil(PAGE))
             }
         };
         let tables = files.iter().zip(&ends).map(open).collect::<io::Result<Vec<_>>>();
@@ -258,6 +261,7 @@ impl AwayPages {
             away: 0,
             damaged: BTreeSet::new(),
             hand: (0, 0),
+            left: None,
             counts: AwayCounts::default(),
             content: vec![0; EVICTED_AT_ONCE * PAGE as usize],
             #[cfg(test)]
@@ -305,6 +309,7 @@ impl AwayPages {
         let of_part = |part: &Part| &away[part.first as usize..(part.first + part.pages) as usize];
         self.away = mapped.flat_map(of_part).filter(|is_away| **is_away).count() as u64;
         self.damaged.clear();
+        self.left = None;
     }
 
     /// How many pages are away.
@@ -476,6 +481,7 @@ impl AwayPages {
         each: &mut dyn FnMut(u64, Evicted),
     ) {
         let Some(found) = self.parts.get(part) else { return };
+        self.left = None;
         let (first, number) =
             (found.page_in_file(addresses.start), found.page_in_store(addresses.start));
         let index = found.table;
@@ -606,7 +612,10 @@ impl AwayPages {
             }
             let (index, at) = self.hand;
             let Some(part) = self.parts.get(index) else {
-                self.hand = (0, 0);
+                // Whoever may write to the tables can have made a word say that its page is not away.
+                // Such a page never comes, and must not be waited for.
+                self.away = self.left.map_or(self.away, |left| left.min(self.away));
+                (self.hand, self.left) = ((0, 0), Some(0));
                 continue;
             };
             if at >= part.memory.length() {
@@ -616,8 +625,12 @@ impl AwayPages {
             self.hand.1 += PAGE;
             let address = part.memory.start + at;
             match self.bring(address, faults) {
-                Brought::Here | Brought::NotAway | Brought::Damaged => {}
-                Brought::Unmapped => can_go_on = false,
+                Brought::Here | Brought::NotAway => {}
+                Brought::Damaged => self.left = self.left.map(|left| left + 1),
+                Brought::Unmapped => {
+                    self.left = self.left.map(|left| left + 1);
+                    can_go_on = false;
+                }
                 // Not at once again.
                 Brought::Later => {
                     self.hand.1 = at;

@@ -24,6 +24,7 @@ mod attach;
 mod away;
 mod control;
 mod counts;
+mod daemon;
 mod evict;
 mod faults;
 mod folios;

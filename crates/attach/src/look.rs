@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fathom_guest_memory::PagerLeases;
 use parking_lot::Mutex;
 
+use crate::daemon::DaemonProcess;
 use crate::hazard;
 use crate::refusal::{self, AttachRefusal};
 use crate::vmm::{ProcessMap, Vmm};
@@ -32,7 +33,7 @@ pub(crate) struct Seen {
     /// The mappings of the VMM, if they could be read.
     pub maps: Option<Vec<ProcessMap>>,
     /// The daemons that map the guest's memory, or what makes it unsafe that pages are away.
-    pub daemons: Result<Vec<i32>, AttachRefusal>,
+    pub daemons: Result<Vec<DaemonProcess>, AttachRefusal>,
     /// Whether the memory has single pages only.
     pub pages: Result<(), AttachRefusal>,
 }
@@ -165,12 +166,31 @@ impl Look {
     }
 }
 
+/// Lets the users of `daemons`, which map the guest's memory, use the tables of leases. Each look
+/// does it: a daemon of another user may come at any time.
+///
+/// # Errors
+/// Why a user cannot be let in.
+pub(crate) fn admit(tables: &[PagerLeases], daemons: &[DaemonProcess]) -> Result<(), String> {
+    let users: Vec<u32> = daemons.iter().map(|daemon| daemon.user).collect();
+    tables.iter().try_for_each(|table| table.admit(&users)).map_err(|error| {
+        let processes: Vec<i32> = daemons.iter().map(|daemon| daemon.process).collect();
+        format!(
+            "the users of the processes {processes:?} cannot be let in to the tables of leases, \
+             whose file system needs access control lists: {error}"
+        )
+    })
+}
+
 /// Whether the processes `daemons`, which map the guest's memory, all take leases from `tables`.
 /// Returns why pages may not leave all the same; empty if they may.
 ///
 /// # Errors
 /// The first that takes none for some of its accesses.
-pub(crate) fn check_holders(tables: &[PagerLeases], daemons: &[i32]) -> Result<String, String> {
+pub(crate) fn check_holders(
+    tables: &[PagerLeases],
+    daemons: &[DaemonProcess],
+) -> Result<String, String> {
     let mut obstacle = String::new();
     for table in tables {
         if let Some(process) = first_without(table, daemons, PagerLeases::holders)? {
@@ -188,7 +208,10 @@ pub(crate) fn check_holders(tables: &[PagerLeases], daemons: &[i32]) -> Result<S
 ///
 /// # Errors
 /// Those of a table.
-pub(crate) fn check_members(tables: &[PagerLeases], daemons: &[i32]) -> Result<(), String> {
+pub(crate) fn check_members(
+    tables: &[PagerLeases],
+    daemons: &[DaemonProcess],
+) -> Result<(), String> {
     for table in tables {
         if let Some(process) = first_without(table, daemons, PagerLeases::members)? {
             return Err(format!("process {process} maps the memory and takes no leases"));
@@ -199,12 +222,13 @@ pub(crate) fn check_members(tables: &[PagerLeases], daemons: &[i32]) -> Result<(
 
 fn first_without(
     table: &PagerLeases,
-    daemons: &[i32],
+    daemons: &[DaemonProcess],
     which: impl Fn(&PagerLeases) -> std::io::Result<Vec<u32>>,
 ) -> Result<Option<i32>, String> {
     if table.table().is_lost() {
         return Err("the table of leases is lost".into());
     }
     let found = which(table).map_err(|error| error.to_string())?;
-    Ok(daemons.iter().copied().find(|process| !found.contains(&(*process as u32))))
+    let processes = daemons.iter().map(|daemon| daemon.process);
+    Ok(processes.into_iter().find(|process| !found.contains(&(*process as u32))))
 }

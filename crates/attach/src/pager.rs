@@ -602,6 +602,7 @@ fn apply(eviction: &mut Eviction, seen: &Seen, look: &mut Look, faults: &UserFau
         Err(refusal) => retreat = refusal.to_string(),
         Ok(daemons) => {
             let tables = eviction.away.tables();
+            let admitted = look::admit(tables, daemons);
             let found = look::check_holders(tables, daemons);
             let has_leases = found.is_ok();
             obstacle = found.unwrap_or_else(|reason| reason);
@@ -613,7 +614,7 @@ fn apply(eviction: &mut Eviction, seen: &Seen, look: &mut Look, faults: &UserFau
             // memory at this moment takes its place at once, and the next look finds it.
             if let Err(reason) = look::check_members(tables, daemons) {
                 if look.is_suspicious {
-                    retreat = reason;
+                    retreat = admitted.err().unwrap_or(reason);
                 } else {
                     look.hurry();
                 }

@@ -6,11 +6,11 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use fathom_failure::Failing;
 
+use crate::daemon::{self, DaemonProcess, Examined};
 use crate::vmm::{ProcessFile, ProcessMap, Vmm};
 
 /// Descriptors by which a device reads and writes memory without a fault, and what they are.
@@ -48,6 +48,9 @@ pub enum AttachRefusal {
     Pinned(&'static str),
     /// A process that is not registered maps its memory: its number and name.
     Holder(i32, String),
+    /// A `fathom` maps its memory, with this number and user, whose program others than root could
+    /// change.
+    Untrusted(i32, u32),
     /// Not all processes could be examined for that.
     HoldersUnknown,
     /// So many bytes of it are locked.
@@ -103,6 +106,11 @@ impl fmt::Display for AttachRefusal {
             Self::Holder(process, name) => {
                 write!(out, "process {process} ({}) also maps its guest's memory", clean(name))
             }
+            Self::Untrusted(process, user) => write!(
+                out,
+                "process {process} also maps its guest's memory: a fathom of user {user}, whose \
+                 program does not belong to root alone"
+            ),
             Self::HoldersUnknown => {
                 out.write_str("not all processes could be examined for who else maps its memory")
             }
@@ -151,6 +159,10 @@ impl Failing for AttachRefusal {
             Self::Holder(..) => {
                 "end that process, or take its device from the machine; only `fathom` itself may \
                  share the memory"
+            }
+            Self::Untrusted(..) => {
+                "attach as root, and install the daemon's program as a file of root that nobody \
+                 else may write, as the package does; or run both as the same user"
             }
             Self::HoldersUnknown => "attach as root, in the host's own namespace of processes",
             Self::Locked(_) => "start it without -overcommit mem-lock=on",
@@ -289,7 +301,10 @@ fn is_mounted_with_huge_pages(mounts: &str, device: &str, is_advised: bool) -> b
 
 /// The processes of the daemon that map the guest's memory. An error if another one does, but for
 /// the VMM and this process. It holds for this instant only.
-pub(crate) fn find_daemons(vmm: &Vmm, memory: &[ProcessMap]) -> Result<Vec<i32>, AttachRefusal> {
+pub(crate) fn find_daemons(
+    vmm: &Vmm,
+    memory: &[ProcessMap],
+) -> Result<Vec<DaemonProcess>, AttachRefusal> {
     let mut daemons = Vec::new();
     let entries = fs::read_dir("/proc").map_err(|_| AttachRefusal::HoldersUnknown)?;
     for entry in entries.flatten() {
@@ -319,24 +334,16 @@ pub(crate) fn find_daemons(vmm: &Vmm, memory: &[ProcessMap]) -> Result<Vec<i32>,
         if !maps.iter().any(has) {
             continue;
         }
-        if !is_daemon(process) {
-            let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-            return Err(AttachRefusal::Holder(process, name.trim().to_owned()));
+        match daemon::examine(process) {
+            Examined::Daemon(found) => daemons.push(found),
+            Examined::Untrusted(user) => return Err(AttachRefusal::Untrusted(process, user)),
+            Examined::Other => {
+                let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+                return Err(AttachRefusal::Holder(process, name.trim().to_owned()));
+            }
         }
-        daemons.push(process);
     }
     Ok(daemons)
-}
-
-/// Whether a process is a `fathom` of this user or of root.
-fn is_daemon(process: i32) -> bool {
-    let folder = format!("/proc/{process}");
-    let program = fs::read_link(format!("{folder}/exe")).unwrap_or_default();
-    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
-    let own = rustix::process::geteuid().as_raw();
-    let owner = fs::metadata(&folder).map(|found| found.uid());
-    name == "fathom" && owner.is_ok_and(|owner| owner == own || owner == 0)
 }
 
 #[cfg(test)]

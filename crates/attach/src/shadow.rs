@@ -25,6 +25,7 @@ use fathom_guest_memory::{LeaseTable, MemoryFile, PageWord, PagerLeases};
 
 use crate::away;
 use crate::counts::ShadowCounts;
+use crate::daemon::DaemonProcess;
 use crate::folios::{Folio, Folios};
 use crate::look;
 use crate::memory::{self, MappedMemory};
@@ -163,9 +164,11 @@ impl Shadow {
     ///
     /// # Errors
     /// The first that takes none.
-    pub fn check_holders(&mut self, daemons: &[i32]) -> Result<(), String> {
+    pub fn check_holders(&mut self, daemons: &[DaemonProcess]) -> Result<(), String> {
         self.counts.obstacle.clear();
-        self.counts.obstacle = look::check_holders(&self.tables, daemons)?;
+        let admitted = look::admit(&self.tables, daemons);
+        self.counts.obstacle = look::check_holders(&self.tables, daemons)
+            .map_err(|reason| admitted.err().unwrap_or(reason))?;
         Ok(())
     }
 

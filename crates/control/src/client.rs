@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::connect::{connect, view_socket};
 use crate::endpoint::{Change, Cost, Endpoint, Method, PathParameters, Query, has_body};
 use crate::error::{ErrorBody, ErrorReply};
-use crate::http::{exchange, request};
+use crate::http::{exchange, exchange_bounded, request};
 use crate::stream::AnswerStream;
 
 /// How long the daemon may take to accept a connection.
@@ -25,6 +25,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
 pub struct Client {
     socket: PathBuf,
     limit: Option<Duration>,
+    answer_bytes_max: Option<u64>,
 }
 
 /// Why a request failed.
@@ -126,13 +127,20 @@ impl std::error::Error for ClientError {
 impl Client {
     /// A client of the daemon whose control socket is `socket`. Does not connect yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), limit: None }
+        Self { socket: socket.into(), limit: None, answer_bytes_max: None }
     }
 
     /// The same client, with another limit on the time of each answer.
     #[must_use]
     pub fn with_limit(self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self }
+    }
+
+    /// The same client, for a server that is not trusted: it reads at most `bytes` of an answer, all
+    /// of which have to come within the limit on its time.
+    #[must_use]
+    pub fn bounded(self, bytes: u64) -> Self {
+        Self { answer_bytes_max: Some(bytes), ..self }
     }
 
     /// The control socket.
@@ -221,8 +229,14 @@ impl Client {
         limit: Duration,
     ) -> Result<Vec<u8>, ClientError> {
         let mut stream = self.connect(limit)?;
-        let (status, answer) = exchange(&mut stream, method.name(), path, body)
-            .map_err(|source| self.broken(source, limit))?;
+        let exchanged = match self.answer_bytes_max {
+            None => exchange(&mut stream, method.name(), path, body),
+            Some(bytes) => {
+                let end = Instant::now() + limit;
+                exchange_bounded(&mut stream, method.name(), path, body, (bytes, end))
+            }
+        };
+        let (status, answer) = exchanged.map_err(|source| self.broken(source, limit))?;
         if (200..300).contains(&status) {
             return Ok(answer);
         }
@@ -315,6 +329,29 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_server_that_is_not_trusted_gives_no_more_and_takes_no_longer() {
+        let answer = "HTTP/1.1 200 OK\r\n\r\n{\"leased\": 3}";
+        let (client, _folder) = client_with_answer(answer);
+        assert_eq!(client.bounded(4096).renew_leases().unwrap().leased, 3);
+        let (client, _folder) = client_with_answer(answer);
+        let error = client.bounded(20).renew_leases().unwrap_err();
+        assert!(matches!(error, ClientError::Broken { .. }), "{error}");
+        // One that sends a byte now and then, for ever.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let client = Client::new(path).with_limit(Duration::from_millis(200)).bounded(1 << 30);
+        let error = client.renew_leases().unwrap_err();
+        assert!(matches!(error, ClientError::Silent { .. }), "{error}");
     }
 
     #[test]

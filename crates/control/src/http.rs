@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
+use std::time::Instant;
 
 /// The longest answer that is read, in bytes.
 const ANSWER_MAX: u64 = 256 << 20;
@@ -18,6 +19,33 @@ pub(crate) fn exchange(
     let mut answer = Vec::new();
     stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
     parse(&answer)
+}
+
+/// Sends one request and reads an answer of at most so many bytes, up to an instant.
+pub(crate) fn exchange_bounded(
+    stream: &mut (impl Read + Write),
+    method: &str,
+    path: &str,
+    body: Option<&[u8]>,
+    (bytes_max, end): (u64, Instant),
+) -> io::Result<(u16, Vec<u8>)> {
+    request(stream, method, path, body)?;
+    let mut answer = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        if Instant::now() >= end {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match stream.read(&mut part) {
+            Ok(0) => return parse(&answer),
+            Ok(length) if (answer.len() + length) as u64 <= bytes_max => {
+                answer.extend_from_slice(&part[..length]);
+            }
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long")),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Sends one request.

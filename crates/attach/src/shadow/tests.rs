@@ -194,7 +194,8 @@ fn a_page_that_the_vmm_punches_is_no_mismatch() {
 #[test]
 fn a_holder_without_leases_suspends_it() {
     let Some(mut scene) = Scene::start(PAGES) else { return };
-    let own = std::process::id() as i32;
+    let process = std::process::id() as i32;
+    let own = DaemonProcess { process, user: rustix::process::geteuid().as_raw() };
     let reason = scene.shadow.check_holders(&[own]).unwrap_err();
     assert!(reason.contains("takes no leases"), "{reason}");
     scene.sweep_all();

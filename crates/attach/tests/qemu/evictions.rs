@@ -12,15 +12,15 @@ use fathom_attach::{EvictionCounts, PagerStatus, Request, ask};
 use crate::machine::{self, Machine, PATTERN_BYTES, PagerProcess, store, until};
 
 const MIB: u64 = 1 << 20;
-const LIMIT: u64 = 10 * MIB;
-const PATTERN: u64 = PATTERN_BYTES as u64;
+pub const LIMIT: u64 = 10 * MIB;
+pub const PATTERN: u64 = PATTERN_BYTES as u64;
 
-fn status(machine: &Machine) -> PagerStatus {
+pub fn status(machine: &Machine) -> PagerStatus {
     ask(&machine.folder(), machine.process(), Request::Status).unwrap()
 }
 
 /// Waits until so many bytes are away.
-fn await_away(machine: &Machine, bytes: u64) -> EvictionCounts {
+pub fn await_away(machine: &Machine, bytes: u64) -> EvictionCounts {
     until("pages to leave", || {
         let now = status(machine).eviction;
         assert_eq!((now.damaged, now.retreat.as_str()), (0, ""), "{now:?}");

@@ -25,10 +25,10 @@ pub fn can_run() -> Result<(), String> {
 }
 
 /// Where the pattern is in the guest's memory.
-const PATTERN_AT: u64 = 16 << 20;
+pub const PATTERN_AT: u64 = 16 << 20;
 
 /// Pages of text, of one number, and of noise.
-fn pattern() -> Vec<u8> {
+pub fn pattern() -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(12);
     let mut bytes = Vec::with_capacity(PATTERN_BYTES);
     while bytes.len() < PATTERN_BYTES {

@@ -4,10 +4,12 @@
 #![expect(unsafe_code, reason = "a process that traces another, and a mapping")]
 
 mod evictions;
+mod holder;
 mod kills;
 mod machine;
 mod refusals;
 mod roles;
+mod users;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -33,6 +35,12 @@ const TESTS: &[Test] = &[
         evictions::a_machine_that_ends_while_a_guard_serves,
     ),
     ("what_has_no_limit", evictions::what_has_no_limit),
+    ("a_daemon_of_another_user", users::a_daemon_of_another_user),
+    (
+        "a_fathom_that_is_not_of_root_has_all_pages_come_in",
+        users::a_fathom_that_is_not_of_root_has_all_pages_come_in,
+    ),
+    ("a_daemon_that_means_harm", users::a_daemon_that_means_harm),
     ("memory_that_is_not_shared", refusals::memory_that_is_not_shared),
     ("memory_on_a_disk_and_in_huge_pages", refusals::memory_on_a_disk_and_in_huge_pages),
     ("locked_memory", refusals::locked_memory),

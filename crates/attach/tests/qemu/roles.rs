@@ -1,7 +1,7 @@
 //! What this program is when another test starts it.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -68,6 +68,8 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
                 }
             }
         }
+        // Folder of the tables, what it does.
+        "role-holder" => crate::holder::play(Path::new(&arguments[1]), &arguments[2]),
         "role-tracer" => {
             // SAFETY: no memory of this process is involved.
             let failed = unsafe { libc::ptrace(libc::PTRACE_SEIZE, number(1), 0, 0) };

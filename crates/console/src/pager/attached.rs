@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use fathom_attach::{
@@ -32,6 +33,9 @@ const COMMAND_BYTES_MAX: usize = 1 << 20;
 const SHADOW_BYTES_MIN: u64 = 1 << 20;
 /// So many pages may exist when they are to come back, after the deaths of pagers.
 const EXISTING_MAX: u64 = 64;
+/// How long the daemon may take for its answer to a pager, and the most bytes of it.
+const ASK_TIME_MAX: Duration = Duration::from_secs(10);
+const ASK_BYTES_MAX: u64 = 64 << 10;
 /// The least limit, in bytes.
 const LIMIT_BYTES_MIN: u64 = 16 << 20;
 
@@ -115,8 +119,10 @@ impl WorkArguments {
     fn start(&self, pager: &mut Pager) -> CommandResult {
         let control = self.control.clone();
         let ask = Arc::new(move || {
-            // A daemon that does not answer maps no memory, or the pager finds out.
-            let _ = control.client().renew_leases();
+            // A daemon that does not answer maps no memory, or the pager finds out. It may be that
+            // of another user: what it says is not trusted.
+            let client = control.client().with_limit(ASK_TIME_MAX).bounded(ASK_BYTES_MAX);
+            let _ = client.renew_leases();
         });
         let leases = PathBuf::from(LEASE_FOLDER);
         if let Some(Bytes(bytes)) = self.shadow {

@@ -29,6 +29,7 @@
 
 #[cfg(test)]
 mod absent_tests;
+mod admission;
 #[cfg(test)]
 mod eviction_model;
 mod holder;

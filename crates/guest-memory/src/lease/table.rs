@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::mapping::{Mapping, MemoryOwner};
 
+use super::admission::{self, Rights};
 use super::word::PageWord;
 
 /// Where tables are: in memory. Not in the folder of the daemon's unit, which goes when that stops.
@@ -24,6 +25,9 @@ const MAGIC: u64 = 0x544c_6d6f_6874_6166;
 const VERSION: u64 = 1;
 /// The numbers of 64 bits before the first word: one page.
 const HEADER: usize = 512;
+/// How often a word is changed that others change at the same time. Each failure is a success of
+/// somebody else, but a process that does nothing else must not keep others from their work.
+const ATTEMPTS_MAX: u32 = 1 << 16;
 /// The largest file of guest memory that has a table: 16 TiB, as a VMM may announce.
 const PAGES_MAX: u64 = 16 << 28;
 
@@ -204,7 +208,8 @@ impl LeaseTable {
     /// not want to change. A page outside the table has none.
     ///
     /// # Errors
-    /// The word that was not changed; a leased one for a page outside the table.
+    /// The word that was not changed; a leased one for a page outside the table, and if others
+    /// change it without end.
     pub fn change(
         &self,
         page: u64,
@@ -217,8 +222,8 @@ impl LeaseTable {
         let access = self.map.access();
         let cell: &AtomicU64 = access.u64s().get(HEADER + page as usize).ok_or(outside)?;
         let mut now = PageWord(cell.load(Ordering::Acquire));
-        // Each failure is a success of another thread.
-        while let Some(next) = change(now) {
+        for _ in 0..ATTEMPTS_MAX {
+            let Some(next) = change(now) else { return Err(now) };
             let exchanged =
                 cell.compare_exchange_weak(now.0, next.0, Ordering::SeqCst, Ordering::Acquire);
             match exchanged {
@@ -226,7 +231,7 @@ impl LeaseTable {
                 Err(other) => now = PageWord(other),
             }
         }
-        Err(now)
+        Err(outside)
     }
 
     /// The word of a page; a leased one for a page outside the table.
@@ -347,18 +352,37 @@ impl PagerLeases {
         Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
     }
 
-    /// The table of a memory file that a living pager has made: nothing is changed.
+    /// The table of a memory file of `pages` pages that a living pager has made: nothing is changed.
     ///
     /// # Errors
-    /// When there is none, or it cannot be used.
-    pub fn join(folder: &Path, memory: MemoryFile) -> io::Result<Self> {
+    /// When there is none, or it cannot be used. Holders write to the table: one that says that it
+    /// has another number of pages is not used.
+    pub fn join(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
         let table = LeaseTable::open(folder, memory)?.ok_or(ErrorKind::NotFound)?;
+        if table.pages != pages {
+            let text = format!("it has {} pages in place of {pages}", table.pages);
+            return Err(io::Error::new(ErrorKind::InvalidData, text));
+        }
         Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
     }
 
     /// The table.
     pub fn table(&self) -> &LeaseTable {
         &self.table
+    }
+
+    /// Lets daemons of these users use the table, and write to the FIFO if there is one. At most
+    /// [`HOLDERS`] users are admitted at a time; those of before stay if there is room.
+    ///
+    /// # Errors
+    /// When the file system has no access control lists, or this user may not change them.
+    pub fn admit(&self, users: &[u32]) -> io::Result<()> {
+        admission::admit(&self.path, users, Rights::ReadWrite)?;
+        match admission::admit(&self.fifo, users, Rights::Write) {
+            // Without it, holders wake nobody.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            admitted => admitted,
+        }
     }
 
     /// The processes that have a place in the table, and take leases for what they have mapped

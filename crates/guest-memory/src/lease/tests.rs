@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -236,13 +237,119 @@ fn a_table_is_of_one_machine_and_goes_with_it() {
     let again = PagerLeases::start(folder, file, PAGES, OWNER).unwrap();
     assert!(again.table().word(3).is_leased(), "a lease outlives a pager");
     PagerLeases::remove_ended(folder, |owner| owner != OWNER);
-    assert!(PagerLeases::join(folder, file).is_ok());
+    assert!(PagerLeases::join(folder, file, PAGES).is_ok());
     // Another machine's memory has the same number later.
     let other = TableOwner { process: 1, start_ticks: 2, namespace: 1 };
     let new = PagerLeases::start(folder, file, PAGES, other).unwrap();
     assert!(!new.table().word(3).is_leased());
     let _fifo = WantedPages::open(folder, file).unwrap();
     PagerLeases::remove_ended(folder, |owner| owner == other);
-    PagerLeases::join(folder, file).unwrap_err();
+    PagerLeases::join(folder, file, PAGES).unwrap_err();
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "only the memory is left");
+}
+
+/// This program as another user, without any right. `None` if this user may not become another, or
+/// the other may not run it.
+fn as_other_user(user: u32) -> Option<Command> {
+    let user = user.to_string();
+    let command = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
+        command.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);
+        command
+    };
+    let program = std::env::current_exe().unwrap();
+    let can_run = command().args(["test", "-x"]).arg(&program).status();
+    if !can_run.is_ok_and(|status| status.success()) {
+        println!("Skipped: this program cannot be run as user {user}");
+        return None;
+    }
+    let mut command = command();
+    command.arg(program);
+    Some(command)
+}
+
+#[test]
+fn a_touch_of_a_page_that_is_away_is_an_error_for_a_user_without_rights_too() {
+    let Some(mut command) = as_other_user(65_534) else { return };
+    // The kernel lets it make userfaultfds for its own faults only.
+    let output = command.args(["lease::absent_tests::", "--test-threads=1"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let count = text.matches("... ok").count();
+    assert!(count >= 5, "{count} tests: {text}");
+}
+
+#[test]
+fn a_user_who_is_admitted_has_a_place_and_no_other_user() {
+    let (scene, pager) = Scene::start();
+    let file = MemoryFile::of(&scene.file).unwrap();
+    let _fifo = WantedPages::open(scene.folder.path(), file).unwrap();
+    let open = |mode| PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(scene.folder.path(), open(0o711)).unwrap();
+    scene.file.set_permissions(open(0o666)).unwrap();
+    let own = scene.file.metadata().unwrap().uid();
+    let holder = |user| {
+        let mut command = as_other_user(user)?;
+        command.args(["--exact", "lease::tests::a_holder_in_a_process_of_its_own", "--nocapture"]);
+        command.env(HOLDER, scene.folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Some(command)
+    };
+    let Some(mut refused) = holder(65_533) else { return };
+    if let Err(error) = pager.admit(&[own, 65_534]) {
+        println!("Skipped: no access control lists here: {error}");
+        return;
+    }
+    let output = refused.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("PermissionDenied"), "{text}");
+    // It may be started again, and finds its place each time.
+    for _ in 0..2 {
+        let mut child = holder(65_534).unwrap().spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("holds")));
+        assert_eq!(pager.holders().unwrap(), [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(pager.holders().unwrap().is_empty());
+    }
+    // The next pager of the machine need not admit it again.
+    drop(pager);
+    let again = self::pager(scene.folder.path(), &scene.file);
+    let mut child = holder(65_534).unwrap().spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("holds")));
+    assert_eq!(again.holders().unwrap(), [child.id()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_table_that_says_it_is_larger_is_not_used() {
+    let (scene, pager) = Scene::start();
+    let file = MemoryFile::of(&scene.file).unwrap();
+    let path = file.table(scene.folder.path());
+    let table = File::options().write(true).open(path).unwrap();
+    // A holder makes it larger: whoever looked at all its words would make a page for each.
+    table.set_len(1 << 36).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&table, &(1_u64 << 32).to_ne_bytes(), 32).unwrap();
+    let error = PagerLeases::join(scene.folder.path(), file, PAGES).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(pager.table().pages(), PAGES);
+    assert!(table.metadata().unwrap().blocks() < 64, "pages were made");
+}
+
+#[test]
+fn a_word_that_somebody_changes_without_end_is_given_up() {
+    let (_scene, pager) = Scene::start();
+    let table = pager.table();
+    let tries = std::cell::Cell::new(0_u32);
+    // Somebody else changes it after each look.
+    let outcome = table.change(3, |word| {
+        tries.set(tries.get() + 1);
+        table.change(3, |_| Some(PageWord(word.0 ^ 1 << 8))).unwrap();
+        Some(word)
+    });
+    assert!(outcome.is_err_and(PageWord::is_leased), "it is taken for a leased one");
+    assert_eq!(tries.get(), 1 << 16);
 }

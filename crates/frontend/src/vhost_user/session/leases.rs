@@ -1,6 +1,8 @@
 //! The leases that a connection takes on the guest's memory for the guest's pager.
 
+use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fathom_guest_memory::{GuestLeases, MemoryFile};
 use vhost::vhost_user::Result;
@@ -11,9 +13,33 @@ use super::super::memory::Memory;
 use super::super::worker::Worker;
 use super::{Session, failed};
 
+/// For how long a daemon whose user may not open the table of a pager waits until the pager lets it
+/// in. The pager finds the daemon by its mapping of the memory, which is there meanwhile.
+const ADMISSION_TIME_MAX: Duration = Duration::from_secs(2);
+const ADMISSION_PAUSE: Duration = Duration::from_millis(20);
+
+/// Takes leases when the pager lets this user in, if it has to.
+fn take_leases(memory: &mut Memory) -> io::Result<bool> {
+    let begun = Instant::now();
+    loop {
+        match memory.renew_leases() {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+            Err(_) if begun.elapsed() < ADMISSION_TIME_MAX => std::thread::sleep(ADMISSION_PAUSE),
+            Err(error) => {
+                let text = format!(
+                    "the guest has a pager, which does not let this user in to its table of \
+                     leases: is it alive, and root's? ({error}); see docs/pager.md"
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+            taken => return taken,
+        }
+    }
+}
+
 impl Session {
     pub(super) fn replace_memory(&mut self, mut memory: Memory) -> Result<()> {
-        if let Err(error) = memory.renew_leases() {
+        if let Err(error) = take_leases(&mut memory) {
             let (disk, vm) = (self.disk.name(), self.disk.vm());
             tracing::error!(disk, vm, %error, "no leases for the guest's pager");
             // What the pager takes away would be zeroes here.
