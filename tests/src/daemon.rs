@@ -1,5 +1,6 @@
 //! The daemon under test.
 
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
 use std::time::SystemTime;
@@ -10,6 +11,9 @@ use tempfile::TempDir;
 use crate::process::{Process, tail};
 use crate::{Error, Result, Served, patience, repository, until};
 
+/// The program of a daemon of another user, in its folder.
+const OWN_PROGRAM: &str = "program/fathom";
+
 /// A running `fathom serve` with a configuration and a folder of its own.
 ///
 /// Its control socket is always `control.sock` in that folder, regardless of the configuration.
@@ -17,6 +21,15 @@ use crate::{Error, Result, Served, patience, repository, until};
 pub struct Daemon {
     process: Option<Process>,
     directory: TempDir,
+    /// The user that it runs as; that of the test if there is none.
+    user: Option<u32>,
+}
+
+/// The configuration's text for these disks, whose images are made.
+fn text_of(directory: &Path, disks: &[Served], tables: &str) -> Result<String> {
+    let tables_of_disks = disks.iter().map(|disk| disk.table(directory));
+    let parts = tables_of_disks.collect::<Result<Vec<String>>>()?;
+    Ok(format!("{tables}\n{}", parts.concat()))
 }
 
 impl Daemon {
@@ -29,9 +42,48 @@ impl Daemon {
         let directory = tempfile::tempdir()?;
         let text = configuration(directory.path());
         std::fs::write(directory.path().join("fathom.toml"), text)?;
-        let mut daemon = Self { process: None, directory };
+        let mut daemon = Self { process: None, directory, user: None };
         daemon.restart()?;
         Ok(daemon)
+    }
+
+    /// Starts the daemon with these disks, as another user without any right, by a program of root,
+    /// as the package's unit does. `None` if this user may not become another.
+    ///
+    /// # Errors
+    /// As for [`serve`](Self::serve).
+    pub fn serve_as(user: u32, disks: &[Served]) -> Result<Option<Self>> {
+        let directory = tempfile::tempdir()?;
+        let text = text_of(directory.path(), disks, "")?;
+        std::fs::write(directory.path().join("fathom.toml"), text)?;
+        let program = directory.path().join(OWN_PROGRAM);
+        std::fs::create_dir_all(program.parent().unwrap_or(directory.path()))?;
+        std::fs::copy(Self::binary()?, &program)?;
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755))?;
+        for entry in std::fs::read_dir(directory.path())? {
+            let path = entry?.path();
+            if path.is_file() && chown(&path, Some(user), Some(user)).is_err() {
+                println!("Skipped: this user may not become another");
+                return Ok(None);
+            }
+        }
+        chown(directory.path(), Some(user), Some(user))?;
+        let mut daemon = Self { process: None, directory, user: Some(user) };
+        daemon.restart()?;
+        Ok(Some(daemon))
+    }
+
+    /// Has the next start be that of another user.
+    ///
+    /// # Errors
+    /// When its files cannot be given to that user.
+    pub fn set_user(&mut self, user: u32) -> Result<()> {
+        let folder = self.directory.path().display().to_string();
+        let owner = format!("{user}:{user}");
+        Command::new("chown").args(["-R", &owner, &folder]).status()?;
+        chown(self.path(OWN_PROGRAM), Some(0), Some(0))?;
+        self.user = Some(user);
+        Ok(())
     }
 
     /// Starts the daemon with these disks, each on a socket `NAME.sock`.
@@ -48,12 +100,9 @@ impl Daemon {
     /// As for [`serve`](Self::serve).
     pub fn serve_with(disks: &[Served], tables: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let mut text = format!("{tables}\n");
-        for disk in disks {
-            text.push_str(&disk.table(directory.path())?);
-        }
+        let text = text_of(directory.path(), disks, tables)?;
         std::fs::write(directory.path().join("fathom.toml"), text)?;
-        let mut daemon = Self { process: None, directory };
+        let mut daemon = Self { process: None, directory, user: None };
         daemon.restart()?;
         Ok(daemon)
     }
@@ -79,15 +128,29 @@ impl Daemon {
         let configuration = self.path("fathom.toml").display().to_string();
         let socket = self.control_socket();
         let control = socket.display().to_string();
-        let arguments =
-            ["serve", "--config", &configuration, "--control", &control].map(str::to_owned);
-        let process = Process::start(&Self::binary()?, &arguments, &self.path("log"))?;
+        let arguments = ["serve", "--config", &configuration, "--control", &control];
+        let (program, arguments) = self.command_line(&arguments)?;
+        let process = Process::start(&program, &arguments, &self.path("log"))?;
         until("the daemon to be ready", patience(20), || {
             process.expect_running()?;
             Ok(Client::new(&socket).daemon().ok().filter(|daemon| daemon.ready_us > 0).map(drop))
         })?;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// The program with these arguments, as the daemon's user.
+    fn command_line(&self, arguments: &[&str]) -> Result<(PathBuf, Vec<String>)> {
+        let own = arguments.iter().map(|argument| (*argument).to_owned());
+        let Some(user) = self.user else { return Ok((Self::binary()?, own.collect())) };
+        let user = user.to_string();
+        let program = self.path(OWN_PROGRAM).display().to_string();
+        let words = ["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"];
+        let rights = ["--bounding-set", "-all", "--inh-caps", "-all", "--"];
+        // Another user is a new process for the signal at the parent's death.
+        let inner = ["setpriv", "--pdeathsig", "KILL", "--", &program];
+        let words = words.iter().chain(&rights).chain(&inner).map(|word| (*word).to_owned());
+        Ok(("setpriv".into(), words.chain(own).collect()))
     }
 
     /// Kills the daemon as `kill -9` does.

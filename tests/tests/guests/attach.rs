@@ -48,6 +48,11 @@ impl Scene {
             return Ok(None);
         }
         let daemon = Daemon::serve(&[Served::sparse("disk", 64)])?;
+        Self::start_at(daemon, devices, append).map(Some)
+    }
+
+    /// A guest on the disk `disk` of a daemon.
+    pub fn start_at(daemon: Daemon, devices: &[&str], append: &str) -> Result<Self> {
         let socket = format!("unix:{},server=on,wait=off", daemon.path("pager.qmp").display());
         let assets = Assets::get()?;
         let builder = Guest::builder()
@@ -57,7 +62,7 @@ impl Scene {
             .disk(Disk::snapshot_of(assets.tools()?));
         let arguments = ["-qmp", &socket].into_iter().chain(devices.iter().copied());
         let guest = arguments.fold(builder, Builder::argument).start()?;
-        Ok(Some(Self { guest, daemon }))
+        Ok(Self { guest, daemon })
     }
 
     fn folder(&self) -> PathBuf {

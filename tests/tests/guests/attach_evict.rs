@@ -14,7 +14,7 @@ use super::attach_shadow::DISK_CHECKER;
 const MIB: u64 = 1 << 20;
 
 /// As the checker of the other tests, with content that becomes smaller, as that of most guests.
-const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t; cd /t
+pub(crate) const CHECKER: &str = "set -e; mkdir -p /t; mount -t tmpfs -o size=160m none /t; cd /t
     for i in 1 2 3; do seq $i$i 2500000 | head -c 16777216 > f$i; done
     md5sum f? > sums; n=0; touch /t/begun
     while [ ! -e /t/stop ]; do
@@ -30,7 +30,7 @@ pub(crate) fn count(status: &Value, name: &str) -> u64 {
 }
 
 /// Waits until each of these counts has grown by as much, and pages may leave.
-fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
+pub(crate) fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
     let first = scene.status()?;
     let mut last = Value::Null;
     let found = until(what, patience(90), || {
@@ -59,7 +59,7 @@ fn set_limit(scene: &Scene, limit: &str) -> Result<Value> {
 }
 
 /// Has both checkers end. Returns how often the memory was checked.
-fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
+pub(crate) fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
     let rounds = scene.finish(checker)?;
     let output = scene.guest.finish_within(disk_checker, 120)?;
     assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);

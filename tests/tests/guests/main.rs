@@ -4,6 +4,7 @@
 mod attach;
 mod attach_evict;
 mod attach_shadow;
+mod attach_user;
 mod cache;
 mod crash;
 mod databases;
