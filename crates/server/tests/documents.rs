@@ -52,6 +52,45 @@ fn the_examples_of_configurations_are_read() {
 }
 
 #[test]
+fn the_packages_unit_lets_the_daemon_share_a_guest_with_a_pager() {
+    let unit = std::fs::read_to_string(repository().join("packaging/fathom.service")).unwrap();
+    let of = |key: &str| -> Vec<String> {
+        let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        lines.map(str::to_owned).collect()
+    };
+    // The file system is read-only for it, and a folder that is not there at its start stays so.
+    assert_eq!(of("ProtectSystem"), ["strict"]);
+    let folder = fathom_guest_memory::LEASE_FOLDER;
+    assert_eq!(of("ReadWritePaths"), [format!("-{folder}")]);
+    let parent = Path::new(folder).parent().unwrap().display();
+    let made = format!("+install -d -m 0711 {parent} {folder}");
+    assert!(of("ExecStartPre").contains(&made), "{made}");
+    // What makes a touch of a page that is away an error.
+    let filters = of("SystemCallFilter");
+    let allowed = filters.iter().rposition(|filter| filter == "userfaultfd").unwrap();
+    let excluded = filters.iter().rposition(|filter| filter.starts_with('~'));
+    assert!(excluded.is_none_or(|excluded| excluded < allowed), "{filters:?}");
+    // Its programs may not be installed here.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fathom.service");
+    std::fs::write(&path, unit.replace("/usr/local/bin/fathom", "/bin/true")).unwrap();
+    let verified = std::process::Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .arg(&path)
+        .output();
+    match verified {
+        Err(error) => println!("Skipped: systemd-analyze: {error}"),
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            // Keys of later versions of systemd are ignored by this one.
+            let wrong = |line: &&str| line.contains("fathom.service") && !line.contains("Unknown key");
+            let wrong: Vec<&str> = text.lines().filter(wrong).collect();
+            assert!(output.status.success() && wrong.is_empty(), "{wrong:?}");
+        }
+    }
+}
+
+#[test]
 fn the_kept_queries_of_the_pages_can_be_kept() {
     for page in ["docs/queries.md", "docs/configuration.md"] {
         let mut count = 0;

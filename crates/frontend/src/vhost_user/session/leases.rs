@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_guest_memory::{GuestLeases, MemoryFile};
+use fathom_guest_memory::{GuestLeases, LEASE_FOLDER, MemoryFile};
 use vhost::vhost_user::Result;
 
 use super::super::NotLeased;
@@ -23,6 +23,13 @@ fn take_leases(memory: &mut Memory) -> io::Result<bool> {
     let begun = Instant::now();
     loop {
         match memory.renew_leases() {
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                let text = format!(
+                    "the table of leases of the guest's pager can only be read: add \
+                     ReadWritePaths=-{LEASE_FOLDER} to the daemon's unit ({error})"
+                );
+                return Err(io::Error::new(error.kind(), text));
+            }
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
             Err(_) if begun.elapsed() < ADMISSION_TIME_MAX => std::thread::sleep(ADMISSION_PAUSE),
             Err(error) => {
