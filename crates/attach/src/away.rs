@@ -612,8 +612,8 @@ impl AwayPages {
             }
             let (index, at) = self.hand;
             let Some(part) = self.parts.get(index) else {
-                // Whoever may write to the tables can have made a word say that its page is not away.
-                // Such a page never comes, and must not be waited for.
+                // Whoever may write to the tables can have made a word say that its page is not
+                // away. Such a page never comes, and must not be waited for.
                 self.away = self.left.map_or(self.away, |left| left.min(self.away));
                 (self.hand, self.left) = ((0, 0), Some(0));
                 continue;

@@ -83,7 +83,8 @@ fn the_packages_unit_lets_the_daemon_share_a_guest_with_a_pager() {
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stderr);
             // Keys of later versions of systemd are ignored by this one.
-            let wrong = |line: &&str| line.contains("fathom.service") && !line.contains("Unknown key");
+            let wrong =
+                |line: &&str| line.contains("fathom.service") && !line.contains("Unknown key");
             let wrong: Vec<&str> = text.lines().filter(wrong).collect();
             assert!(output.status.success() && wrong.is_empty(), "{wrong:?}");
         }

@@ -1,6 +1,6 @@
-//! A limit of a real guest's memory beside a daemon of another user without rights, as the package's
-//! unit runs it, and a pager of root: daemon and pager are killed, the daemon changes its user, and
-//! the guest's memory and disk stay what they were.
+//! A limit of a real guest's memory beside a daemon of another user without rights, as the
+//! package's unit runs it, and a pager of root: daemon and pager are killed, the daemon changes its
+//! user, and the guest's memory and disk stay what they were.
 
 use fathom_tests::{Daemon, Result, Served, despite_emulation, patience, until};
 

@@ -392,3 +392,40 @@ fn pages_leave_together_but_for_those_that_stay() {
     }
     assert!(scene.exists(8 + EVICTED_AT_ONCE as u64));
 }
+
+#[test]
+fn pages_whose_words_are_false_are_not_waited_for_and_the_others_come() {
+    let Some(mut scene) = Scene::start() else { return };
+    for page in 0..8 {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    // A daemon that means harm says that two of them are there, and that one is away that is not.
+    let table = scene.away.tables()[0].table();
+    for page in [2, 5] {
+        table.change(page, |_| Some(PageWord(0))).unwrap();
+    }
+    table.change(20, |_| PageWord(0).leave()?.evict()).unwrap();
+    let time = Duration::from_secs(10);
+    // The first round may have begun anywhere.
+    for _ in 0..3 {
+        scene.away.bring_some(&scene.faults, time);
+    }
+    assert!(scene.away.is_complete(), "{} are away", scene.away.count());
+    for page in [0, 1, 3, 4, 6, 7, 20, 30] {
+        assert_eq!(scene.guest_reads(page), content(page), "page {page}");
+    }
+    // An honest daemon's pages are all waited for, wherever the hand is.
+    for page in [30, 31, 40] {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    scene.away.bring_some(&scene.faults, Duration::ZERO);
+    assert_eq!(scene.evict(41), Evicted::Gone);
+    for _ in 0..3 {
+        scene.away.bring_some(&scene.faults, time);
+    }
+    assert!(scene.away.is_complete());
+    for page in [30, 31, 40, 41] {
+        assert!(scene.exists(page), "page {page}");
+        assert_eq!(scene.guest_reads(page), content(page), "page {page}");
+    }
+}

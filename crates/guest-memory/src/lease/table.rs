@@ -352,7 +352,8 @@ impl PagerLeases {
         Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
     }
 
-    /// The table of a memory file of `pages` pages that a living pager has made: nothing is changed.
+    /// The table of a memory file of `pages` pages that a living pager has made: nothing is
+    /// changed.
     ///
     /// # Errors
     /// When there is none, or it cannot be used. Holders write to the table: one that says that it
