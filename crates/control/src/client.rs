@@ -136,8 +136,8 @@ impl Client {
         Self { limit: Some(limit), ..self }
     }
 
-    /// The same client, for a server that is not trusted: it reads at most `bytes` of an answer, all
-    /// of which have to come within the limit on its time.
+    /// The same client, for a server that is not trusted: it reads at most `bytes` of an answer,
+    /// all of which have to come within the limit on its time.
     #[must_use]
     pub fn bounded(self, bytes: u64) -> Self {
         Self { answer_bytes_max: Some(bytes), ..self }
