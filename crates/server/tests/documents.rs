@@ -63,7 +63,7 @@ fn the_packages_unit_lets_the_daemon_share_a_guest_with_a_pager() {
     let folder = fathom_guest_memory::LEASE_FOLDER;
     assert_eq!(of("ReadWritePaths"), [format!("-{folder}")]);
     let parent = Path::new(folder).parent().unwrap().display();
-    let made = format!("+install -d -m 0711 {parent} {folder}");
+    let made = format!("-+install -d -m 0711 {parent} {folder}");
     assert!(of("ExecStartPre").contains(&made), "{made}");
     // What makes a touch of a page that is away an error.
     let filters = of("SystemCallFilter");
