@@ -35,6 +35,7 @@ mod limit;
 mod look;
 mod memory;
 mod pager;
+mod publish;
 mod qmp;
 mod record;
 mod refusal;
