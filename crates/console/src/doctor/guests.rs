@@ -34,8 +34,7 @@ pub fn pagers(control: &ControlOptions) -> Vec<Finding> {
 
 fn of_pager(guest: &PagerGuest) -> Option<Finding> {
     let pager = guest.pager.as_ref()?;
-    let is_at_work =
-        matches!(pager.state, GuestPagerState::Attached | GuestPagerState::Detaching);
+    let is_at_work = matches!(pager.state, GuestPagerState::Attached | GuestPagerState::Detaching);
     let subject = format!("pager of {}", pager::guest_name(guest));
     is_at_work.then(|| Finding::ok(subject, pager::summary(pager)))
 }

@@ -1,8 +1,6 @@
 //! What the host has swapped out of guests' memory, and the needless I/O.
 
-use fathom_control::{
-    Bytes, GuestPagerState, PageEstimate, PagerDisk, PagerGuest, PagerReport,
-};
+use fathom_control::{Bytes, GuestPagerState, PageEstimate, PagerDisk, PagerGuest, PagerReport};
 
 use super::{guest_name, summary};
 use crate::connection::ControlOptions;

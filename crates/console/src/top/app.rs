@@ -4,9 +4,7 @@ use std::{
     time::Duration,
 };
 
-use fathom_control::{
-    DirtyReport, FileDirty, GuestInfo, PagerReport, Statistics, UsageReport,
-};
+use fathom_control::{DirtyReport, FileDirty, GuestInfo, PagerReport, Statistics, UsageReport};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{

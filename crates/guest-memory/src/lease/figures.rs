@@ -78,12 +78,8 @@ const PHASES: [PagerPhase; 5] = [
 ];
 
 /// The holds by their numbers.
-const HOLDS: [EvictionHold; 4] = [
-    EvictionHold::None,
-    EvictionHold::Looking,
-    EvictionHold::Obstacle,
-    EvictionHold::Retreat,
-];
+const HOLDS: [EvictionHold; 4] =
+    [EvictionHold::None, EvictionHold::Looking, EvictionHold::Obstacle, EvictionHold::Retreat];
 
 /// What a pager says of a machine. Counts are those of the pager's life, which begins with its
 /// attaching or adopting.

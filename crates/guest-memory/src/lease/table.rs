@@ -79,12 +79,7 @@ impl MemoryFile {
 
 /// What the header of a memory file's table has: numbers, and their places.
 pub(super) fn expected(memory: MemoryFile) -> [(usize, u64); 4] {
-    [
-        (AT_MAGIC, MAGIC),
-        (AT_VERSION, VERSION),
-        (AT_DEVICE, memory.device),
-        (AT_INODE, memory.inode),
-    ]
+    [(AT_MAGIC, MAGIC), (AT_VERSION, VERSION), (AT_DEVICE, memory.device), (AT_INODE, memory.inode)]
 }
 
 /// The VMM in a header of which `number` reads the numbers.

@@ -128,7 +128,6 @@ fn memory_that_is_away_has_the_column_that_is_dropped_first() {
     app.sample_away(&pagers(["root", "none"], 3 << 20));
     let text = screen(&app, 200, 24);
     assert!(text.contains("   AWAY") && text.contains(" 3.00M"), "{text}");
-    println!("{text}");
     // Whatever is shown without it is shown all the same when there is no room for it.
     let widest = (20..200).rev().find(|width| !screen(&app, *width, 24).contains("AWAY"));
     let narrow = screen(&app, widest.unwrap(), 24);

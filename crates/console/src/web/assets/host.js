@@ -63,8 +63,8 @@ export function guests(main) {
     { name: "In memory", key: "resident", number: true, value: (row) => row.pager.resident_bytes, text: (row) => bytes(row.pager.resident_bytes) },
     { name: "Away", key: "away", number: true, value: (row) => row.pager.away_bytes, text: (row) => bytes(row.pager.away_bytes) },
     { name: "Takes", key: "store", title: "memory of the host that holds what is away", number: true, value: (row) => row.pager.store_bytes, text: (row) => bytes(row.pager.store_bytes) },
-    { name: "Left", key: "evicted", title: "pages that have left", number: true, value: (row) => row.pager.evicted_pages, text: (row) => number(row.pager.evicted_pages) },
-    { name: "Came back", key: "brought", title: "pages that have come back", number: true, value: (row) => row.pager.brought_pages, text: (row) => number(row.pager.brought_pages) },
+    { name: "Pages out", key: "evicted", title: "pages that have left", number: true, value: (row) => row.pager.evicted_pages, text: (row) => number(row.pager.evicted_pages) },
+    { name: "Pages in", key: "brought", title: "pages that have come back", number: true, value: (row) => row.pager.brought_pages, text: (row) => number(row.pager.brought_pages) },
     { name: "P99", key: "p99", title: "time of the faults of pages that were away", number: true, value: (row) => row.pager.fault_p99_ns, text: (row) => span(row.pager.fault_p99_ns) },
     { name: "Why no page leaves", key: "hold", wide: true, text: (row) => ({ none: "", looking: "the pager is looking", obstacle: "somebody is not ready", retreat: "all pages come in" })[row.pager.hold] ?? row.pager.hold },
   ], { id: (row) => `${row.vm}\u0000${row.pager.process}`, sort: "away", empty: "No guest has a pager.", label: "Pagers" });

@@ -1,5 +1,5 @@
-//! What the host has swapped out of guests' memory, and what pagers have taken away, as a feature of
-//! the daemon.
+//! What the host has swapped out of guests' memory, and pagers have taken away, as a feature of the
+//! daemon.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ impl PagedMachine {
     }
 }
 
-/// The pager of a guest, if it has one: a look into a file in memory for each of its memory's files.
+/// The pager of a guest, if it has one: a look into a file in memory for each file of its memory.
 pub(super) fn of_pages(pages: &GuestPages) -> Option<GuestPager> {
     let (owner, figures) = PagerFigures::read(Path::new(LEASE_FOLDER), &pages.files())?;
     Some(report(owner, &figures, published_now_ns()))

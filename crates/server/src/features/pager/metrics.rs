@@ -43,8 +43,7 @@ const FAMILIES: &[Family<'_, GuestPager, f64>] = &[
         GAUGE,
         "Whether no page leaves, because somebody is not ready for it or it is not safe.",
         |pager| {
-            let is_held =
-                matches!(pager.hold, GuestPagerHold::Obstacle | GuestPagerHold::Retreat);
+            let is_held = matches!(pager.hold, GuestPagerHold::Obstacle | GuestPagerHold::Retreat);
             f64::from(u8::from(is_held))
         },
     ),
@@ -72,9 +71,7 @@ const FAMILIES: &[Family<'_, GuestPager, f64>] = &[
         "Pages whose content is damaged, so that they cannot come back.",
         |pager| pager.damaged_pages as f64,
     ),
-    ("fathom_pager_faults_total", COUNTER, "Faults of missing pages.", |pager| {
-        pager.faults as f64
-    }),
+    ("fathom_pager_faults_total", COUNTER, "Faults of missing pages.", |pager| pager.faults as f64),
     (
         "fathom_pager_away_faults_total",
         COUNTER,

@@ -160,7 +160,8 @@ impl Daemon {
             let place = found.iter().position(|(other, _)| Arc::ptr_eq(other, &pages));
             let place = place.unwrap_or_else(|| {
                 let pager = figures::of_pages(&pages);
-                let guest = if pagers_only { uncounted(&pages) } else { of_guest(&pages, deadline) };
+                let guest =
+                    if pagers_only { uncounted(&pages) } else { of_guest(&pages, deadline) };
                 found.push((Arc::clone(&pages), PagerGuest { pager, ..guest }));
                 found.len() - 1
             });
