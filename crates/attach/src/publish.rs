@@ -83,6 +83,7 @@ fn figures(status: &PagerStatus) -> PagerFigures {
         wanted: eviction.wanted,
         existing: eviction.existing,
         damaged: eviction.damaged,
+        overwritten: eviction.overwritten,
         faults: counts.faults,
         away_faults: eviction.fault_ns.count(),
         fault_sum_ns: eviction.fault_sum_ns,
@@ -114,6 +115,7 @@ mod tests {
         (eviction.limit_bytes, eviction.resident_bytes, eviction.away_bytes) = (1, 2, 3);
         (eviction.filled_bytes, eviction.store_bytes, eviction.evicted) = (4, 5, 6);
         (eviction.brought, eviction.wanted, eviction.existing, eviction.damaged) = (7, 8, 9, 10);
+        eviction.overwritten = 11;
         eviction.fault_ns.record(1000, 99);
         eviction.fault_ns.record(1_000_000, 1);
         eviction.fault_sum_ns = 1_099_000;
@@ -125,6 +127,7 @@ mod tests {
         assert_eq!((found.limit_bytes, found.resident_bytes, found.away_bytes), (1, 2, 3));
         assert_eq!((found.filled_bytes, found.store_bytes, found.evicted), (4, 5, 6));
         assert_eq!((found.brought, found.wanted, found.existing, found.damaged), (7, 8, 9, 10));
+        assert_eq!((found.overwritten, found.file_bytes), (11, 0));
         assert_eq!((found.faults, found.away_faults, found.fault_sum_ns), (7, 100, 1_099_000));
         assert!((1000..1100).contains(&found.fault_p99_ns), "{found:?}");
         assert_eq!((found.hold, found.held_since_ns), (EvictionHold::None, found.published_ns));

@@ -188,8 +188,7 @@ pub struct GuestPager {
     pub existing_pages: u64,
     /// Pages whose content is damaged, so that they cannot come back.
     pub damaged_pages: u64,
-    /// Pages that were overwritten as a whole while they were away, without coming in; 0 for a
-    /// pager that cannot do so.
+    /// Pages that came back as zeroes, because a device was going to overwrite them.
     pub overwritten_pages: u64,
     /// Faults of missing pages.
     pub faults: u64,

@@ -75,6 +75,7 @@ pub fn at_work() -> PagerFigures {
         brought: 1232,
         wanted: 40,
         existing: 8,
+        overwritten: 17,
         faults: 1500,
         away_faults: 1100,
         fault_sum_ns: 22 * S / 1000,
@@ -134,6 +135,7 @@ fn check_at_work(daemon: &Daemon) {
         ("evicted_pages_total", 2000.0),
         ("away_fault_seconds_total", 0.022),
         ("away_fault_p99_seconds", 0.000_054),
+        ("overwritten_pages_total", 17.0),
         ("damaged_pages", 0.0),
         ("held", 0.0),
     ] {

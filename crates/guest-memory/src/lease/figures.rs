@@ -117,8 +117,8 @@ pub struct PagerFigures {
     pub existing: u64,
     /// Pages whose content is damaged.
     pub damaged: u64,
-    /// Pages that were overwritten as a whole while they were away, so that they did not have to
-    /// come in. A pager that cannot do so has 0.
+    /// Pages that came back as zeroes, because a device was going to overwrite them. A pager that
+    /// cannot do so has 0.
     pub overwritten: u64,
     /// Faults of missing pages.
     pub faults: u64,

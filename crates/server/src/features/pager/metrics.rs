@@ -60,6 +60,12 @@ const FAMILIES: &[Family<'_, GuestPager, f64>] = &[
         |pager| pager.wanted_pages as f64,
     ),
     (
+        "fathom_pager_overwritten_pages_total",
+        COUNTER,
+        "Pages that came back as zeroes, because a device was going to overwrite them.",
+        |pager| pager.overwritten_pages as f64,
+    ),
+    (
         "fathom_pager_existing_pages_total",
         COUNTER,
         "Pages that existed when they were to come back.",
