@@ -147,9 +147,8 @@ mod tests {
             assert!(now.published_ns >= now.held_since_ns);
             holds.push((now.hold, now.held_since_ns));
         }
-        use EvictionHold::{Looking, None, Obstacle, Retreat};
-        let kinds: Vec<_> = holds.iter().map(|(hold, _)| *hold).collect();
-        assert_eq!(kinds, [None, Obstacle, Looking, Retreat, Retreat, None]);
+        let kinds: Vec<_> = holds.iter().map(|(hold, _)| format!("{hold:?}")).collect();
+        assert_eq!(kinds, ["None", "Obstacle", "Looking", "Retreat", "Retreat", "None"]);
         assert_eq!(holds[0].1, found.held_since_ns, "it has not changed");
         assert_eq!(holds[3].1, holds[4].1, "another reason for the same");
         assert!(holds[5].1 > holds[0].1);

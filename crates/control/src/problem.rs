@@ -87,7 +87,7 @@ pub enum ProblemKind {
     PagerDamaged,
     /// Pages of a guest that its pager took away were there when they came back: another process
     /// has made them.
-    PagerOverwritten,
+    PagerExisting,
     /// A guest's pager does not report, and pages are away.
     PagerSilent,
     /// A guest has more memory than its pager's limit, and no page leaves.
@@ -130,7 +130,7 @@ impl ProblemKind {
         Self::GuestFrozen,
         Self::InterceptionPaused,
         Self::PagerDamaged,
-        Self::PagerOverwritten,
+        Self::PagerExisting,
         Self::PagerSilent,
         Self::PagerLimit,
         Self::AuditLost,
@@ -166,7 +166,7 @@ impl ProblemKind {
             Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",
             Self::PagerDamaged => "pager-damaged",
-            Self::PagerOverwritten => "pager-overwritten",
+            Self::PagerExisting => "pager-existing",
             Self::PagerSilent => "pager-silent",
             Self::PagerLimit => "pager-limit",
             Self::AuditLost => "audit-lost",

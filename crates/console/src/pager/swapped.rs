@@ -110,10 +110,10 @@ fn of_pager(guest: &PagerGuest) -> Option<String> {
     } else {
         String::new()
     };
-    Some(match pager.has_detached() {
-        true => format!("{name}: its pager has detached"),
-        false => format!("{name}: its pager: {}{silent}", summary(pager)),
-    })
+    if pager.has_detached() {
+        return Some(format!("{name}: its pager has detached"));
+    }
+    Some(format!("{name}: its pager: {}{silent}", summary(pager)))
 }
 
 /// What is missing of a guest, and how to get it.

@@ -245,8 +245,7 @@ fn a_pager_that_is_silent_and_pages_that_are_lost_are_problems() {
     let retreat =
         PagerFigures { hold: EvictionHold::Retreat, resident_bytes: 6 * MIB, ..at_work() };
     table.publish(&PagerFigures { damaged: 1, existing: 9, ..retreat });
-    let expected =
-        [ProblemKind::PagerDamaged, ProblemKind::PagerOverwritten, ProblemKind::PagerLimit];
+    let expected = [ProblemKind::PagerDamaged, ProblemKind::PagerExisting, ProblemKind::PagerLimit];
     assert_eq!(kinds(&daemon), expected);
     assert_eq!(metric(&daemon.client().metrics().unwrap(), "held"), Some(1.0));
 
@@ -269,7 +268,7 @@ fn a_pager_that_is_silent_and_pages_that_are_lost_are_problems() {
     table.publish(&hostile);
     let found = pager(&daemon).unwrap();
     assert_eq!((found.state, found.away_bytes), (GuestPagerState::Unknown, u64::MAX));
-    assert_eq!(kinds(&daemon), [ProblemKind::PagerDamaged, ProblemKind::PagerOverwritten]);
+    assert_eq!(kinds(&daemon), [ProblemKind::PagerDamaged, ProblemKind::PagerExisting]);
     alerts::check_metrics(&daemon.client().metrics().unwrap());
     drop(table);
     assert_eq!(pager(&daemon), None);

@@ -15,11 +15,10 @@ use crate::daemon::{Daemon, Served};
 /// A pager that has reported nothing for longer is silent. It looks around each 10 s at least.
 const SILENCE_NS: u64 = 30_000_000_000;
 
-/// A machine with a pager, and its disks.
+/// A machine with a pager.
 pub(super) struct PagedMachine {
     /// Its name; may be empty.
     pub vm: String,
-    pub disks: Vec<String>,
     pub pager: GuestPager,
 }
 
@@ -98,18 +97,14 @@ impl Daemon {
     }
 }
 
-/// Adds a disk to its machine, or the machine.
+/// Adds the machine of a disk, unless another disk of it was there.
 fn add(machines: &mut Vec<PagedMachine>, served: &Served, pager: &GuestPager) {
-    let (vm, disk) = (served.live().definition.vm.clone(), served.disk.name().to_owned());
+    let vm = served.live().definition.vm.clone();
     // Disks whose connections see the memory differently for a moment are of one machine.
     match machines.iter_mut().find(|machine| machine.pager.process == pager.process) {
-        Some(machine) => {
-            machine.disks.push(disk);
-            if machine.vm.is_empty() {
-                machine.vm = vm;
-            }
-        }
-        None => machines.push(PagedMachine { vm, disks: vec![disk], pager: pager.clone() }),
+        Some(machine) if machine.vm.is_empty() => machine.vm = vm,
+        Some(_) => {}
+        None => machines.push(PagedMachine { vm, pager: pager.clone() }),
     }
 }
 

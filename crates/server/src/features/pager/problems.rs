@@ -44,7 +44,7 @@ pub(super) fn of_machine(machine: &PagedMachine) -> Vec<FoundProblem> {
             "find the process that maps the memory of process {process} beside its VMM and Fathom, \
              and restart the guest"
         );
-        add(ProblemKind::PagerOverwritten, message, remedy);
+        add(ProblemKind::PagerExisting, message, remedy);
     }
     let is_silent = pager.state == GuestPagerState::Silent;
     if (is_silent || pager.state == GuestPagerState::Orphaned) && pager.away_bytes > 0 {
@@ -88,9 +88,9 @@ mod tests {
 
     use super::*;
 
-    fn machine(pager: GuestPager) -> PagedMachine {
-        let pager = GuestPager { process: 4711, ..pager };
-        PagedMachine { vm: "web".into(), disks: vec!["root".into()], pager }
+    fn machine(mut pager: GuestPager) -> PagedMachine {
+        pager.process = 4711;
+        PagedMachine { vm: "web".into(), pager }
     }
 
     fn sound() -> GuestPager {
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(kinds(sound()), []);
         assert_eq!(kinds(GuestPager { damaged_pages: 1, ..sound() }), [ProblemKind::PagerDamaged]);
         let existing = GuestPager { existing_pages: 9, ..sound() };
-        assert_eq!(kinds(existing), [ProblemKind::PagerOverwritten]);
+        assert_eq!(kinds(existing), [ProblemKind::PagerExisting]);
         // Silence matters while pages are away.
         let silent = |away_bytes| GuestPager {
             state: GuestPagerState::Silent,
