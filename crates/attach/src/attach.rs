@@ -32,6 +32,7 @@ use crate::inject::InjectReport;
 use crate::limit::LimitHandle;
 use crate::memory::{self, MappedMemory};
 use crate::pager::{Pager, Work};
+use crate::publish::Publisher;
 use crate::qmp::Monitor;
 use crate::record::{self, PagerRecord, RecordPlace};
 use crate::refusal::{self, AttachRefusal};
@@ -183,6 +184,7 @@ pub fn attach(
         limit,
         options: None,
         ending: None,
+        publisher: Publisher::default(),
     })
 }
 

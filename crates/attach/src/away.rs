@@ -427,10 +427,8 @@ impl AwayPages {
         let mut content: Page = [0; PAGE as usize];
         // A device is going to write all of it: it comes as zeroes.
         let is_overwritten = !table.is_lost() && table.word(file_page).is_overwritten();
-        let found = match is_overwritten {
-            true => Found::Content,
-            false => self.store.get(number, &mut content),
-        };
+        let found =
+            if is_overwritten { Found::Content } else { self.store.get(number, &mut content) };
         let is_content = match found {
             Found::Content => true,
             // Its entry had ended already: it had come, and was given back since.

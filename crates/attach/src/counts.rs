@@ -100,6 +100,8 @@ pub struct EvictionCounts {
     /// From the moment at which the fault of a page that was away was read to that at which it was
     /// served, in nanoseconds.
     pub fault_ns: Histogram,
+    /// The sum of these times, in nanoseconds.
+    pub fault_sum_ns: u64,
 }
 
 /// The state of a pager.

@@ -334,7 +334,9 @@ impl Eviction {
 
     /// Notes how long the fault of a page that was away took.
     pub fn note_fault(&mut self, time: Duration) {
-        self.counts.fault_ns.record(time.as_nanos() as u64, 1);
+        let time_ns = time.as_nanos() as u64;
+        self.counts.fault_ns.record(time_ns, 1);
+        self.counts.fault_sum_ns = self.counts.fault_sum_ns.saturating_add(time_ns);
     }
 }
 

@@ -36,6 +36,7 @@ mod limit;
 mod look;
 mod memory;
 mod pager;
+mod publish;
 mod qmp;
 mod record;
 mod refusal;

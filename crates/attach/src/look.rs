@@ -24,6 +24,9 @@ const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 /// How often a daemon that takes leases is asked whether pages may leave.
 const ASK_INTERVAL: Duration = Duration::from_secs(30);
 
+/// The doubt that ends with the look that is being made.
+pub(crate) const LOOKED_AT: &str = "who else has the memory is looked at";
+
 /// Asks the daemons to take leases.
 pub(crate) type Ask = Arc<dyn Fn() + Send + Sync>;
 
@@ -143,11 +146,11 @@ impl Look {
     /// Why it is not known who has the memory; empty if it is.
     pub fn doubt(&self) -> &'static str {
         match self.since {
-            _ if self.is_hurried => "who else has the memory is looked at",
+            _ if self.is_hurried => LOOKED_AT,
             Some(since) if since.elapsed() > LOOK_TIME_MAX => {
                 "the mappings of all processes cannot be read: who else has the memory is not known"
             }
-            Some(_) if !self.has_seen => "who else has the memory is looked at",
+            Some(_) if !self.has_seen => LOOKED_AT,
             _ => "",
         }
     }

@@ -22,6 +22,7 @@ use crate::hazard;
 use crate::limit::LimitHandle;
 use crate::look::{self, Ask, Look, Seen};
 use crate::memory::{self, MappedMemory};
+use crate::publish::Publisher;
 use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
 use crate::shadow::Shadow;
@@ -78,6 +79,8 @@ pub struct Pager {
     pub(crate) descriptors: u64,
     /// Why all pages come in before serving ends.
     pub(crate) ending: Option<ServeEnd>,
+    /// Shows the daemon what it does.
+    pub(crate) publisher: Publisher,
 }
 
 /// What a pager does beside serving faults.
@@ -182,6 +185,7 @@ impl Pager {
             eviction.set_limit(bytes);
             eviction.measure(&self.tripwires);
             self.status.lock().eviction = eviction.counts();
+            self.publisher.publish(eviction.away.tables(), &self.status.lock());
             self.record.limit = bytes;
             // Without it, the next pager has to be given the limit.
             let _ = self.place.write(&self.record);
@@ -284,7 +288,9 @@ impl Pager {
                     apply(eviction, &seen, look, faults);
                     look.is_quiet = !eviction.was_active() && !eviction.is_busy();
                     eviction.measure(&self.tripwires);
+                    eviction.set_doubt(look.doubt());
                     self.status.lock().eviction = eviction.counts();
+                    self.publisher.publish(eviction.away.tables(), &self.status.lock());
                 }
                 eviction.set_doubt(look.doubt());
                 let is_at_work = eviction.is_busy() || eviction.is_retreating();
@@ -302,7 +308,7 @@ impl Pager {
     /// What there is to do when no fault waits.
     fn do_work(&mut self) {
         let is_bringing = self.is_bringing();
-        let Self { work, faults, tripwires, status, .. } = self;
+        let Self { work, faults, tripwires, status, publisher, .. } = self;
         match work {
             Work::Shadow(shadow) if shadow.is_busy() => {
                 shadow.sweep(faults, tripwires);
@@ -318,7 +324,9 @@ impl Pager {
                 } else {
                     eviction.evict_some(faults, tripwires, STEP_TIME);
                 }
-                status.lock().eviction = eviction.counts();
+                let mut status = status.lock();
+                status.eviction = eviction.counts();
+                publisher.publish_if_due(eviction.away.tables(), &status);
             }
             _ => {}
         }
@@ -529,6 +537,7 @@ impl Pager {
             if !has_ended && eviction.away.count() > 0 {
                 let mut status = self.status.lock().clone();
                 "orphaned".clone_into(&mut status.state);
+                self.publisher.publish(eviction.away.tables(), &status);
                 return status;
             }
         }
@@ -541,6 +550,11 @@ impl Pager {
             Work::None => None,
         };
         guard::release(&self.faults, &self.memory);
+        if let Some(eviction) = &eviction {
+            let mut status = self.status.lock().clone();
+            "detached".clone_into(&mut status.state);
+            self.publisher.publish(eviction.away.tables(), &status);
+        }
         self.record.is_attached = false;
         (self.record.store, self.record.limit) = (None, None);
         // A record that says otherwise costs nothing, but for one that names a store: the next

@@ -102,7 +102,10 @@ pub use offload::{
     OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadQuery,
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
-pub use pager::{LeaseReport, PageEstimate, PagerDisk, PagerGuest, PagerQuery, PagerReport};
+pub use pager::{
+    GuestPager, GuestPagerHold, GuestPagerState, LeaseReport, PageEstimate, PagerDisk, PagerGuest,
+    PagerQuery, PagerReport,
+};
 pub use patterns::{
     CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,
     PatternsQuery, PatternsReport,

@@ -1,4 +1,4 @@
-//! What the host's kernel has swapped out of guests' memory.
+//! What the host's kernel has swapped out of guests' memory, and what their pagers have taken away.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
 /// What is swapped out of guests' memory, and the I/O that it makes needless.
 pub const PAGER: Endpoint<Blocking, (), PagerQuery, (), PagerReport> = Endpoint::get(
     "/v1/pager",
-    "the [memory of guests](#pager) that the host has swapped out, of all guests on vhost-user disks or of one, and the needless I/O of their disks with the layer `swap-watch`",
+    "the [memory of guests](#pager) that the host has swapped out, of all guests on vhost-user disks or of one, what their pagers have taken away, and the needless I/O of their disks with the layer `swap-watch`; only the guests with a pager, without a count of pages, with `pagers`",
 );
 
 /// Looks for the pagers of guests.
@@ -39,10 +39,14 @@ pub struct PagerQuery {
     /// Only the guest with this name, or with a disk of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<String>,
+    /// Only guests with a pager, and no count of pages, which takes time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pagers: bool,
 }
 
 impl Query for PagerQuery {
-    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("guest", "NAME")];
+    const PARAMETERS: &'static [(&'static str, &'static str)] =
+        &[("guest", "NAME"), ("pagers", "true")];
 }
 
 /// What is swapped out of guests' memory.
@@ -85,6 +89,122 @@ pub struct PagerGuest {
     pub share: f64,
     /// Its disks with the layer `swap-watch`, by name.
     pub watched: Vec<PagerDisk>,
+    /// Its pager; `None` if it never had one with a limit.
+    pub pager: Option<GuestPager>,
+}
+
+/// What a guest's pager is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestPagerState {
+    /// It serves, and pages may leave.
+    Attached,
+    /// It was asked to detach: all pages come in.
+    Detaching,
+    /// It has ended, and no page is away.
+    Detached,
+    /// It has ended, and pages are away: its guard serves.
+    Orphaned,
+    /// It has not reported for more than 30 s: it is dead, and its guard serves, or it hangs.
+    Silent,
+    /// A state of a newer version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl GuestPagerState {
+    /// All states that this version knows.
+    pub const ALL: [Self; 5] =
+        [Self::Attached, Self::Detaching, Self::Detached, Self::Orphaned, Self::Silent];
+
+    /// The name in JSON and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Attached => "attached",
+            Self::Detaching => "detaching",
+            Self::Detached => "detached",
+            Self::Orphaned => "orphaned",
+            Self::Silent => "silent",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Why no page leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestPagerHold {
+    /// Pages may leave.
+    None,
+    /// The pager is finding out who has the memory, for a moment.
+    Looking,
+    /// Somebody is not ready for pages that leave. Those that are away stay away.
+    Obstacle,
+    /// It is not safe that pages are away: all come in.
+    Retreat,
+    /// A reason of a newer version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a guest's pager reports. Counts are those of the pager's life, which begins with its
+/// attaching or adopting. The daemon passes on what the pager has stored, and checks nothing of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestPager {
+    /// The VMM's process.
+    pub process: u32,
+    /// The pager's process.
+    pub pager: u32,
+    /// What it is doing.
+    pub state: GuestPagerState,
+    /// How long ago it has reported, in nanoseconds.
+    pub age_ns: u64,
+    /// Why no page leaves. `fathom pager list` has the reason as text.
+    pub hold: GuestPagerHold,
+    /// For how long that has been so, in nanoseconds.
+    pub held_ns: u64,
+    /// The most bytes of the guest's memory that are to be in the host's; 0 without a limit.
+    pub limit_bytes: u64,
+    /// The bytes that are.
+    pub resident_bytes: u64,
+    /// The bytes of the pages that are away.
+    pub away_bytes: u64,
+    /// The part of them that is kept as a number for each page.
+    pub filled_bytes: u64,
+    /// The bytes of the host's memory that the contents of the others take.
+    pub store_bytes: u64,
+    /// The bytes of a file on a disk that contents take; 0 for a pager without such a file.
+    pub file_bytes: u64,
+    /// Pages that have left.
+    pub evicted_pages: u64,
+    /// Pages that have come back.
+    pub brought_pages: u64,
+    /// Of these, pages that the daemon wanted.
+    pub wanted_pages: u64,
+    /// Pages that existed when they were to come back: at most eight after the death of a pager.
+    pub existing_pages: u64,
+    /// Pages whose content is damaged, so that they cannot come back.
+    pub damaged_pages: u64,
+    /// Pages that came back as zeroes, because a device was going to overwrite them.
+    pub overwritten_pages: u64,
+    /// Faults of missing pages.
+    pub faults: u64,
+    /// Of these, faults of pages that were away.
+    pub away_faults: u64,
+    /// The time of the faults of pages that were away, in nanoseconds.
+    pub fault_sum_ns: u64,
+    /// The 99th percentile of these times, in nanoseconds.
+    pub fault_p99_ns: u64,
+}
+
+impl GuestPager {
+    /// Whether it has ended in order: nothing is away, and its figures are of the past.
+    pub fn has_detached(&self) -> bool {
+        self.state == GuestPagerState::Detached
+    }
 }
 
 /// The needless I/O of a disk since it has the layer `swap-watch`. All bytes are whole pages.
@@ -138,7 +258,15 @@ impl Client {
     /// # Errors
     /// When there is no answer, or no such guest.
     pub fn pager(&self, guest: Option<&str>) -> Result<PagerReport, ClientError> {
-        let query = PagerQuery { guest: guest.map(str::to_owned) };
+        let query = PagerQuery { guest: guest.map(str::to_owned), pagers: false };
         self.ask(&PAGER, &(), &query, &())
+    }
+
+    /// What the pagers of all guests report. No page is counted.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn guest_pagers(&self) -> Result<PagerReport, ClientError> {
+        self.ask(&PAGER, &(), &PagerQuery { guest: None, pagers: true }, &())
     }
 }

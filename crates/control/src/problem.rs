@@ -83,6 +83,15 @@ pub enum ProblemKind {
     GuestFrozen,
     /// The interceptor of the guest has taken a hook away, because the guest stops too often at it.
     InterceptionPaused,
+    /// Pages of a guest that its pager took away are damaged.
+    PagerDamaged,
+    /// Pages of a guest that its pager took away were there when they came back: another process
+    /// has made them.
+    PagerExisting,
+    /// A guest's pager does not report, and pages are away.
+    PagerSilent,
+    /// A guest has more memory than its pager's limit, and no page leaves.
+    PagerLimit,
     /// Changes are not in the audit log.
     AuditLost,
     /// A thread of the daemon failed because of a bug.
@@ -120,6 +129,10 @@ impl ProblemKind {
         Self::MoveFailed,
         Self::GuestFrozen,
         Self::InterceptionPaused,
+        Self::PagerDamaged,
+        Self::PagerExisting,
+        Self::PagerSilent,
+        Self::PagerLimit,
         Self::AuditLost,
         Self::ThreadFailed,
     ];
@@ -152,6 +165,10 @@ impl ProblemKind {
             Self::MoveFailed => "move-failed",
             Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",
+            Self::PagerDamaged => "pager-damaged",
+            Self::PagerExisting => "pager-existing",
+            Self::PagerSilent => "pager-silent",
+            Self::PagerLimit => "pager-limit",
             Self::AuditLost => "audit-lost",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",

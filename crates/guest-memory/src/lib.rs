@@ -59,8 +59,8 @@ pub use access::MemoryAccess;
 pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use dirty_log::DirtyLog;
 pub use lease::{
-    GuestLeases, HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PageState, PageWord, PagerLeases,
-    TableOwner, WantedPages,
+    EvictionHold, GuestLeases, HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PageState, PageWord,
+    PagerFigures, PagerLeases, PagerPhase, TableOwner, WantedPages, published_now_ns,
 };
 pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;

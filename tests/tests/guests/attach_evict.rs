@@ -5,6 +5,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use fathom_control::GuestPagerState;
 use fathom_tests::{Error, Result, Ticket, despite_emulation, patience, until};
 use serde_json::Value;
 
@@ -58,6 +59,27 @@ fn set_limit(scene: &Scene, limit: &str) -> Result<Value> {
         .map_err(|error| Error::new(format!("fathom pager limit: {error}: {output:?}")))
 }
 
+/// Waits until the daemon shows the machine's pager in this state. While it is attached, pages are
+/// away and come back, and nothing is wrong.
+fn is_seen(scene: &Scene, state: GuestPagerState) -> Result<()> {
+    let mut last = None;
+    let found = until("the daemon to see the pager", patience(30), || {
+        let report = scene.daemon.client().pager(Some("disk"));
+        let mut report = report.map_err(|error| Error::new(error.to_string()))?;
+        last = report.guests.pop().and_then(|guest| guest.pager);
+        let Some(pager) = &last else { return Ok(None) };
+        assert_eq!(u64::from(pager.process), u64::from(scene.guest.process().id()));
+        assert_eq!(pager.damaged_pages, 0, "{pager:?}");
+        let is_away = match state {
+            GuestPagerState::Detached => pager.away_bytes == 0,
+            _ => pager.away_bytes > 0 && pager.evicted_pages > 0 && pager.away_faults > 0,
+        };
+        Ok((pager.state == state && is_away).then_some(()))
+    });
+    println!("the daemon sees {last:?}");
+    found
+}
+
 /// Has both checkers end. Returns how often the memory was checked.
 pub(crate) fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
     let rounds = scene.finish(checker)?;
@@ -90,6 +112,7 @@ fn evict() -> Result<()> {
     below.inspect_err(|_| println!("{resident} bytes are resident"))?;
     assert_eq!(count(&status, "limit_bytes"), 120 * MIB);
     assert!(count(&status, "store_bytes") > 0, "{status}");
+    is_seen(&scene, GuestPagerState::Attached)?;
 
     // Its guard serves, and takes nothing away.
     drop(pager);
@@ -145,6 +168,7 @@ fn evict() -> Result<()> {
     let last = scene.detach()?;
     assert_eq!((&last["state"], count(&last, "away_bytes")), (&"detached".into(), 0), "{last}");
     assert_eq!(scene.status()?["registered_bytes"], 0);
+    is_seen(&scene, GuestPagerState::Detached)?;
     scene.guest.check("md5sum -c /t/sums > /dev/null || (cd /t; md5sum -c sums > /dev/null)")?;
     scene.guest.check_console()?;
     scene.daemon.check("disk")?;

@@ -255,7 +255,9 @@ fn a_page_that_a_device_overwrites_comes_without_its_content() {
             assert_eq!(scene.away.counts().overwritten, before + 1);
             assert_eq!(scene.away.count(), 0);
         } else if let Some(step) = step {
-            assert!(scene.die(step, |scene| drop(scene.bring(3))));
+            assert!(scene.die(step, |scene| {
+                scene.bring(3);
+            }));
         }
         assert_eq!(scene.guest_reads(3), [0; PAGE as usize], "{step:?}");
         // Not all of this one is written.

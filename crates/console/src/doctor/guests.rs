@@ -1,8 +1,8 @@
 //! Checks how far the daemon's guests are understood.
-use fathom_control::{DiskStatus, GuestInfo, InsightState, count};
+use fathom_control::{DiskStatus, GuestInfo, GuestPagerState, InsightState, PagerGuest, count};
 
 use super::Finding;
-use crate::{connection::ControlOptions, output::short_number, usage::insight};
+use crate::{connection::ControlOptions, output::short_number, pager, usage::insight};
 
 /// One mismatch in this number of requests is not reported.
 const REQUESTS_PER_MISMATCH: u64 = 1000;
@@ -24,6 +24,19 @@ pub fn findings(control: &ControlOptions, disks: &[DiskStatus]) -> Vec<Finding> 
         findings.push(Finding { remedy: remedy.into(), ..Finding::ok("insight", text) });
     }
     findings
+}
+
+/// A finding for each guest with a pager that works. Others are problems of the daemon.
+pub fn pagers(control: &ControlOptions) -> Vec<Finding> {
+    let report = control.client().guest_pagers().unwrap_or_default();
+    report.guests.iter().filter_map(of_pager).collect()
+}
+
+fn of_pager(guest: &PagerGuest) -> Option<Finding> {
+    let pager = guest.pager.as_ref()?;
+    let is_at_work = matches!(pager.state, GuestPagerState::Attached | GuestPagerState::Detaching);
+    let subject = format!("pager of {}", pager::guest_name(guest));
+    is_at_work.then(|| Finding::ok(subject, pager::summary(pager)))
 }
 
 fn finding(guest: &GuestInfo) -> Finding {

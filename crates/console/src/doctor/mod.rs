@@ -110,6 +110,7 @@ pub fn run(options: &DoctorOptions) -> CommandResult<u8> {
     findings.extend(daemon);
     findings.extend(disks.iter().flat_map(disk));
     findings.extend(guests::findings(&options.control, &disks));
+    findings.extend(guests::pagers(&options.control));
     let mut paths = options.paths.clone();
     if paths.is_empty() {
         let of_disk = |disk: &DiskStatus| disk.backend.image.clone().or(disk.backend.store.clone());
@@ -232,8 +233,10 @@ fn disk(status: &DiskStatus) -> Vec<Finding> {
 fn finding(subject: &str, problem: &Problem) -> Finding {
     let (message, remedy) = (problem.message.clone(), problem.remedy.clone());
     match problem.kind {
-        // The disk serves its guest as before.
-        ProblemKind::InterceptionPaused => Finding::warn(subject, message, remedy),
+        // The disks serve their guest as before.
+        ProblemKind::InterceptionPaused | ProblemKind::PagerSilent | ProblemKind::PagerLimit => {
+            Finding::warn(subject, message, remedy)
+        }
         _ => Finding::fail(subject, message, remedy),
     }
 }

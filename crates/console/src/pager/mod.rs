@@ -4,10 +4,12 @@ mod attached;
 mod swapped;
 
 use clap::{Args, Subcommand};
+use fathom_control::{Bytes, GuestPager, PagerGuest};
 
 use crate::connection::ControlOptions;
 use crate::failure::CommandResult;
 use crate::output::Format;
+use crate::output::text::clean;
 
 pub use attached::PagerHelper;
 
@@ -15,8 +17,8 @@ pub use attached::PagerHelper;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
-RESIDENT is what is in the host's memory, and SWAPPED what the host has swapped out; a dash is what is not
-known. The disks are those with the layer `swap-watch`, since they have it:
+RESIDENT is what is in the host's memory, SWAPPED what the host has swapped out, and AWAY what a pager has
+taken away; a dash is what is not known. The disks are those with the layer `swap-watch`, since they have it:
   STALE READS  swapped pages that came in only to be overwritten by a read of the disk
   DOUBLE       swapped pages that came in only to be written to the disk
   SILENT       of the pages that were equal to a block of the disk and were swapped out, those that came
@@ -57,6 +59,26 @@ enum PagerCommand {
     Detach(attached::DetachCommand),
     /// List the machines that have or had a pager
     List(attached::ListCommand),
+}
+
+/// The name of a guest for display: its machine's name, or its disks' names.
+pub fn guest_name(guest: &PagerGuest) -> String {
+    clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
+}
+
+/// What a pager reports, in a line.
+pub fn summary(pager: &GuestPager) -> String {
+    let of_limit = match pager.limit_bytes {
+        0 => "no limit".to_owned(),
+        limit => format!("a limit of {}", Bytes(limit)),
+    };
+    format!(
+        "{}, {of_limit}: {} in memory, {} away in {}",
+        pager.state.name(),
+        Bytes(pager.resident_bytes),
+        Bytes(pager.away_bytes),
+        Bytes(pager.store_bytes)
+    )
 }
 
 /// Carries out the command.

@@ -1,7 +1,8 @@
 //! What the host has swapped out of guests' memory, and the needless I/O.
 
-use fathom_control::{Bytes, PageEstimate, PagerDisk, PagerGuest, PagerReport};
+use fathom_control::{Bytes, GuestPagerState, PageEstimate, PagerDisk, PagerGuest, PagerReport};
 
+use super::{guest_name, summary};
 use crate::connection::ControlOptions;
 use crate::failure::CommandResult;
 use crate::output;
@@ -21,18 +22,14 @@ pub fn run(control: &ControlOptions, guest: Option<&str>, json: bool) -> Command
     output::text_line(&text(&report, output::width(), Style::stdout()))
 }
 
-/// The name of a guest for display: its machine's name, or its disks' names.
-fn name(guest: &PagerGuest) -> String {
-    clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
-}
-
 fn text(report: &PagerReport, width: Option<usize>, style: Style) -> String {
     let mut parts = vec![swap_of_host(report), memory(report).render(width, style)];
     let disks: Vec<&PagerDisk> = report.guests.iter().flat_map(|guest| &guest.watched).collect();
     if !disks.is_empty() {
         parts.push(needless(&disks).render(width, style));
     }
-    let notes: Vec<String> = report.guests.iter().filter_map(note).collect();
+    let pagers = report.guests.iter().filter_map(of_pager);
+    let notes: Vec<String> = pagers.chain(report.guests.iter().filter_map(note)).collect();
     if !notes.is_empty() {
         parts.push(notes.join("\n"));
     }
@@ -55,16 +52,19 @@ fn memory(report: &PagerReport) -> Table {
         TableColumn::number("MEMORY").importance(2),
         TableColumn::number("RESIDENT"),
         TableColumn::number("SWAPPED"),
+        TableColumn::number("AWAY"),
         TableColumn::number("COUNTED IN").importance(0),
     ]);
     let bytes = |value: Option<u64>| value.map_or_else(|| "-".into(), |it| Bytes(it).to_string());
     for guest in &report.guests {
+        let pager = guest.pager.as_ref().filter(|pager| !pager.has_detached());
         table.row([
-            name(guest),
+            guest_name(guest),
             clean(&guest.disks.join(", ")),
             Bytes(guest.memory_bytes).to_string(),
             bytes(guest.resident_bytes),
             bytes(guest.swapped_bytes),
+            bytes(pager.map(|pager| pager.away_bytes)),
             format!("{:.1} ms", guest.count_ns as f64 / 1e6),
         ]);
     }
@@ -101,12 +101,27 @@ fn estimate(of: PageEstimate) -> String {
     }
 }
 
+/// What the pager of a guest reports.
+fn of_pager(guest: &PagerGuest) -> Option<String> {
+    let pager = guest.pager.as_ref()?;
+    let name = guest_name(guest);
+    let silent = if pager.state == GuestPagerState::Silent {
+        format!("; it has not reported for {} s", pager.age_ns / 1_000_000_000)
+    } else {
+        String::new()
+    };
+    if pager.has_detached() {
+        return Some(format!("{name}: its pager has detached"));
+    }
+    Some(format!("{name}: its pager: {}{silent}", summary(pager)))
+}
+
 /// What is missing of a guest, and how to get it.
 fn note(guest: &PagerGuest) -> Option<String> {
     if !guest.unknown.is_empty() {
         return Some(format!(
             "{}: what is swapped out is not known: {}",
-            name(guest),
+            guest_name(guest),
             guest.unknown
         ));
     }
@@ -114,13 +129,15 @@ fn note(guest: &PagerGuest) -> Option<String> {
     guest.swapped_bytes.filter(|bytes| *bytes > 0)?;
     Some(format!(
         "{}: `fathom disk layer {} swap-watch` counts the needless I/O",
-        name(guest),
+        guest_name(guest),
         clean(disk)
     ))
 }
 
 #[cfg(test)]
 mod tests {
+    use fathom_control::GuestPager;
+
     use super::*;
 
     fn guest(vm: &str, swapped: Option<u64>) -> PagerGuest {
@@ -146,9 +163,23 @@ mod tests {
             swapped_out: sample(400, 13 << 20),
             ..PagerDisk::default()
         });
+        let pager = |state, age_s: u64| GuestPager {
+            state,
+            age_ns: age_s * 1_000_000_000,
+            limit_bytes: 1 << 30,
+            resident_bytes: 1 << 30,
+            away_bytes: 300 << 20,
+            store_bytes: 110 << 20,
+            ..GuestPager::default()
+        };
+        watched.pager = Some(pager(GuestPagerState::Attached, 1));
         let mut old = guest("old", None);
         old.unknown = "the host's kernel is older than Linux 6.5".into();
-        let guests = vec![watched, old, guest("other", Some(4096)), guest("idle", Some(0))];
+        let mut silent = guest("idle", Some(0));
+        silent.pager = Some(pager(GuestPagerState::Silent, 45));
+        let mut detached = guest("gone", Some(0));
+        detached.pager = Some(pager(GuestPagerState::Detached, 99));
+        let guests = vec![watched, old, guest("other", Some(4096)), silent, detached];
         let report = PagerReport {
             host_swap_bytes: 8 << 30,
             host_swap_used_bytes: 1 << 30,
@@ -156,15 +187,25 @@ mod tests {
             ..PagerReport::default()
         };
         let text = text(&report, Some(80), Style::PLAIN);
-        for line in text.lines() {
+        let tables = text.lines().take_while(|line| !line.contains(": its pager"));
+        for line in tables {
             assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert_eq!(text.matches("300 MiB").count(), 4, "{text}");
+        for part in [
+            "data: its pager: attached, a limit of 1 GiB: 1 GiB in memory, 300 MiB away in 110 MiB\n",
+            "idle: its pager: silent",
+            "away in 110 MiB; it has not reported for 45 s\n",
+            "gone: its pager has detached\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains('\u{1b}'), "{text}");
         for part in ["±10%", "±5%", "old: what is swapped out is not known", "other: `fathom disk"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!text.contains("idle: "), "{text}");
+        assert!(!text.contains("idle: `fathom"), "{text}");
         let row = text.lines().find(|line| line.starts_with("data")).unwrap();
         assert!(row.contains('5') && row.contains('7') && row.trim_end().ends_with('0'), "{text}");
         assert!(swap_of_host(&PagerReport::default()).contains("no swap space"));

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use fathom_control::{DirtyReport, FileDirty, GuestInfo, Statistics, UsageReport};
+use fathom_control::{DirtyReport, FileDirty, GuestInfo, PagerReport, Statistics, UsageReport};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
@@ -113,6 +113,16 @@ impl App {
             self.dirty_files = files;
             if let Some(interval) = &mut self.unfiltered {
                 interval.set_dirty(report);
+            }
+            self.arrange();
+        }
+    }
+
+    /// Takes what the guests' pagers have taken away at the time of the last sample.
+    pub fn sample_away(&mut self, report: &PagerReport) {
+        if !self.paused {
+            if let Some(interval) = &mut self.unfiltered {
+                interval.set_away(report);
             }
             self.arrange();
         }

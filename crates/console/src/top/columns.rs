@@ -16,6 +16,9 @@ pub struct DiskColumn {
     pub value: fn(&Activity) -> String,
 }
 
+/// The rank of what a narrow terminal loses first.
+const RANK_MAX: u8 = 9;
+
 const COLUMNS: &[DiskColumn] = &[
     DiskColumn {
         heading: "READ/S",
@@ -108,6 +111,13 @@ const COLUMNS: &[DiskColumn] = &[
         key: Some(SortKey::Dirty),
         value: |a| a.dirty_bytes.map_or_else(|| "–".into(), |bytes| short_bytes(bytes as f64)),
     },
+    DiskColumn {
+        heading: "AWAY",
+        width: 7,
+        rank: RANK_MAX,
+        key: None,
+        value: |a| a.away_bytes.map_or_else(|| "–".into(), |bytes| short_bytes(bytes as f64)),
+    },
 ];
 
 /// The rank of the column of recent rates.
@@ -125,6 +135,7 @@ impl DiskColumn {
             "HELD" if total.held == 0 => None,
             "HIT" if total.cache_reads == 0 => None,
             "DIRTY" if total.dirty_bytes.is_none() => None,
+            "AWAY" if total.away_bytes.is_none() => None,
             _ => Some(self.rank),
         }
     }
@@ -143,7 +154,7 @@ pub fn layout(
         let columns: usize = columns.map(|column| column.width + 1).sum();
         columns + if limit >= RECENT_RANK { RECENT_WIDTH + 2 } else { 0 }
     };
-    let limit = (0..=8).rev().find(|&limit| NAME_WIDTH + width(limit) <= room).unwrap_or(0);
+    let limit = (0..=RANK_MAX).rev().find(|&limit| NAME_WIDTH + width(limit) <= room).unwrap_or(0);
     let columns = COLUMNS.iter().filter(|column| is_shown(column, limit)).collect();
     let spare = room.saturating_sub(NAME_WIDTH + width(limit));
     let name = NAME_WIDTH + spare.min(name_width.saturating_sub(NAME_WIDTH));

@@ -37,7 +37,8 @@ On a terminal this is a live view; ? shows its keys. In a pipe, or with --plain,
 for each disk and interval, with --json one object per line for each interval. Rates and latencies
 are those of the interval; depth is the mean number of requests in flight. HELD are the requests that
 the layers `limit` and `schedule` hold back, and DIRTY is the data in the guest's memory that it has
-still to write to the disk.
+still to write to the disk. AWAY is what a pager has taken out of the guest's memory; the column is there
+if a guest has a pager and the terminal is wide.
 
 With --by it shows who causes the I/O instead of the disks, as found in each guest's memory; nothing
 is installed in the guest. In a pipe, that is a table for each interval. On a terminal, 1 to 6
@@ -179,6 +180,9 @@ fn lines(options: &TopOptions, client: &Client, first: Statistics) -> CommandRes
         // A daemon without guests, or an older one, has no report.
         if let Ok(dirty) = client.dirty(None, DirtyRequest::default()) {
             interval.set_dirty(&dirty);
+        }
+        if let Ok(pagers) = client.guest_pagers() {
+            interval.set_away(&pagers);
         }
         interval.filter(&options.filter);
         interval.sort(options.sort);

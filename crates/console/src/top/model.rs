@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use clap::ValueEnum;
 use fathom_control::{
     DirtyReport, DiskStatistics, Histogram, LayerFigure, LayerFigures, Nanoseconds,
-    OperationStatistics, Problem, Statistics,
+    OperationStatistics, PagerReport, Problem, Statistics,
 };
 use serde::Serialize;
 
@@ -235,6 +235,10 @@ pub struct Activity {
     /// device on several disks count for each of them, and once in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
+    /// What the pager of the disk's guest has taken out of the guest's memory, in bytes. The memory
+    /// of a guest with several disks counts for each of them, and once in the total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub away_bytes: Option<u64>,
 }
 
 impl Activity {
@@ -315,6 +319,23 @@ impl Interval {
         }
         let all = report.guests.iter().filter_map(|guest| guest.dirty_bytes);
         self.total.dirty_bytes = all.reduce(u64::saturating_add);
+    }
+
+    /// Adds what the guests' pagers have taken away.
+    pub fn set_away(&mut self, report: &PagerReport) {
+        let paged: Vec<_> = report
+            .guests
+            .iter()
+            .filter_map(|guest| {
+                let pager = guest.pager.as_ref().filter(|pager| !pager.has_detached())?;
+                Some((&guest.disks, pager.away_bytes))
+            })
+            .collect();
+        for disk in &mut self.disks {
+            let found = paged.iter().find(|(disks, _)| disks.contains(&disk.name));
+            disk.activity.away_bytes = found.map(|(_, bytes)| *bytes);
+        }
+        self.total.away_bytes = paged.iter().map(|(_, bytes)| *bytes).reduce(u64::saturating_add);
     }
 
     /// Keeps the disks whose name or machine contains the text. The total does not change.
@@ -447,7 +468,7 @@ impl Activity {
 
 #[cfg(test)]
 pub mod tests {
-    use fathom_control::{DeviceDirty, GuestDirty};
+    use fathom_control::{DeviceDirty, GuestDirty, GuestPager, GuestPagerState, PagerGuest};
 
     use super::*;
 
@@ -475,6 +496,20 @@ pub mod tests {
             ..GuestDirty::default()
         };
         DirtyReport { guests: vec![guest, GuestDirty::default()], ..DirtyReport::default() }
+    }
+
+    /// Pagers: of a guest with both disks, of which so much is away, and of one that has detached.
+    pub fn pagers(disks: [&str; 2], away_bytes: u64) -> PagerReport {
+        let guest = |disks: &[&str], state, away_bytes| PagerGuest {
+            disks: disks.iter().map(|disk| (*disk).to_owned()).collect(),
+            pager: Some(GuestPager { state, away_bytes, ..GuestPager::default() }),
+            ..PagerGuest::default()
+        };
+        let guests = vec![
+            guest(&disks, GuestPagerState::Silent, away_bytes),
+            guest(&["c"], GuestPagerState::Detached, 1 << 40),
+        ];
+        PagerReport { guests, ..PagerReport::default() }
     }
 
     /// A sample of disks with a number of reads each and twice as many writes.
@@ -545,6 +580,26 @@ pub mod tests {
             (interval.total.dirty_bytes, interval.disks[0].activity.dirty_bytes),
             (None, None)
         );
+    }
+
+    #[test]
+    fn memory_that_is_away_counts_for_each_disk_and_once_in_the_total() {
+        let before = sample(1_000_000_000, &[("a", 1000), ("b", 50), ("c", 50)]);
+        let mut interval = Interval::between(&before, &before);
+        interval.set_away(&pagers(["b", "a"], 3 << 20));
+        let of = |interval: &Interval| -> Vec<_> {
+            interval.disks.iter().map(|disk| disk.activity.away_bytes).collect()
+        };
+        assert_eq!(of(&interval), [Some(3 << 20), Some(3 << 20), None]);
+        assert_eq!(interval.total.away_bytes, Some(3 << 20));
+        // Nothing that a pager stores overflows.
+        let mut report = pagers(["b", "a"], u64::MAX);
+        report.guests.extend(pagers(["x", "c"], 2).guests);
+        interval.set_away(&report);
+        assert_eq!(of(&interval), [Some(u64::MAX), Some(u64::MAX), Some(2)]);
+        assert_eq!(interval.total.away_bytes, Some(u64::MAX));
+        interval.set_away(&PagerReport::default());
+        assert_eq!((of(&interval), interval.total.away_bytes), (vec![None; 3], None));
     }
 
     #[test]

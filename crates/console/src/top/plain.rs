@@ -16,6 +16,8 @@ const HEADING_EVERY: usize = 24;
 pub struct Printer {
     lines_since_heading: Option<usize>,
     name_width: usize,
+    /// Whether a guest has had a pager.
+    shows_away: bool,
     /// The problems printed for each disk; they are printed again only after a change.
     problems: BTreeMap<String, Vec<Problem>>,
     /// The printed figures of each disk's layers, which are printed again only if they change.
@@ -28,7 +30,9 @@ impl Printer {
         let mut lines = Vec::new();
         let widest = interval.disks.iter().map(|disk| disk.name.chars().count()).max();
         self.name_width = self.name_width.max(widest.unwrap_or(0)).clamp(5, 32);
-        let due = self.lines_since_heading.is_none_or(|lines| lines >= HEADING_EVERY);
+        let is_new = !self.shows_away && interval.total.away_bytes.is_some();
+        self.shows_away |= is_new;
+        let due = is_new || self.lines_since_heading.is_none_or(|lines| lines >= HEADING_EVERY);
         if due {
             self.lines_since_heading = Some(0);
             lines.push(self.heading());
@@ -38,7 +42,8 @@ impl Printer {
             let name = shorten(&disk.name, self.name_width);
             let name_width = self.name_width;
             let line = if disk.counted {
-                format!("{time}  {name:<name_width$}{}", cells(&disk.activity))
+                let away = if self.shows_away { away(&disk.activity) } else { String::new() };
+                format!("{time}  {name:<name_width$}{}{away}", cells(&disk.activity))
             } else {
                 format!("{time}  {name:<name_width$}  not measured: it has no tap")
             };
@@ -69,8 +74,9 @@ impl Printer {
 
     fn heading(&self) -> String {
         let name_width = self.name_width;
+        let away = if self.shows_away { "     AWAY" } else { "" };
         format!(
-            "{:<8}  {:<name_width$}  {:>7} {:>7} {:>11} {:>11} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6} {:>8}",
+            "{:<8}  {:<name_width$}  {:>7} {:>7} {:>11} {:>11} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6} {:>8}{away}",
             "TIME",
             "DISK",
             "READ/S",
@@ -86,6 +92,11 @@ impl Printer {
             "DIRTY"
         )
     }
+}
+
+fn away(activity: &Activity) -> String {
+    let bytes = activity.away_bytes.map(|bytes| short_bytes(bytes as f64));
+    format!(" {:>8}", bytes.unwrap_or_else(|| "–".into()))
 }
 
 fn cells(activity: &Activity) -> String {
@@ -107,7 +118,7 @@ fn cells(activity: &Activity) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::tests::{sample, with_log};
+    use super::super::model::tests::{pagers, sample, with_log};
     use super::*;
 
     #[test]
@@ -123,6 +134,26 @@ mod tests {
         assert!(lines[1].contains("24.0k") && lines[1].contains("48.0k"), "{text}");
         assert!(lines[2].contains('–'), "{text}");
         assert_eq!(printer.lines(&interval, Some(40)).lines().count(), 2);
+    }
+
+    #[test]
+    fn memory_that_is_away_has_a_column_once_a_guest_has_a_pager() {
+        let before = sample(1_000_000_000, &[("a", 1000), ("b", 50)]);
+        let mut interval = Interval::between(&before, &before);
+        let mut printer = Printer::default();
+        assert!(!printer.lines(&interval, None).contains("AWAY"));
+        interval.set_away(&pagers(["a", "x"], 3 << 20));
+        for is_first in [true, false] {
+            let text = printer.lines(&interval, None);
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(text.contains("AWAY"), is_first, "{text}");
+            assert_eq!(lines.len(), 2 + usize::from(is_first), "{text}");
+            let widths: Vec<_> = lines.iter().map(|line| line.chars().count()).collect();
+            assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
+            let row = lines[lines.len() - 2];
+            assert!(row.ends_with(" 3.00M") && lines[lines.len() - 1].ends_with('–'), "{text}");
+            interval.set_away(&pagers(["a", "x"], 3 << 20));
+        }
     }
 
     #[test]

@@ -287,6 +287,7 @@ fn row(
             "ERRORS" if failed => theme.colour(Color::Red),
             "HELD" if disk.activity.held > 0 => theme.colour(Color::Yellow),
             "DIRTY" if disk.activity.dirty_bytes.is_some_and(|bytes| bytes > 0) => Style::new(),
+            "AWAY" if disk.activity.away_bytes.is_some_and(|bytes| bytes > 0) => Style::new(),
             _ if idle => theme.dim(),
             _ => Style::new(),
         };
@@ -306,6 +307,9 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &DiskSample, th
     }
     if let Some(dirty) = disk.activity.dirty_bytes {
         facts += &format!(", {} dirty in the guest", Bytes(dirty));
+    }
+    if let Some(away) = disk.activity.away_bytes {
+        facts += &format!(", {} of its memory away", Bytes(away));
     }
     facts += &format!(", {} refused", disk.activity.refused);
     let mut lines = vec![
@@ -471,6 +475,7 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         theme.dim(),
     ));
     lines.push(Line::styled(" HIT the share of the reads that caches had wholly.", theme.dim()));
+    lines.push(Line::styled(" AWAY is what pagers took out of guests' memory.", theme.dim()));
     // With the frame.
     let height = lines.len() as u16 + 2;
     let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 3;

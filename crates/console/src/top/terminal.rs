@@ -75,6 +75,10 @@ fn show(
         if let Ok(report) = client.dirty(None, request(None)) {
             app.sample_dirty(&report, (disk, files));
         }
+        // An older daemon does not know it.
+        if let Ok(report) = client.guest_pagers() {
+            app.sample_away(&report);
+        }
     };
     if app.page == ViewPage::Usage {
         sample_usage(app);

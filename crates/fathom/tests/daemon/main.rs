@@ -48,6 +48,7 @@ mod offload;
 mod operating;
 mod overwrite;
 mod pager;
+mod pagers;
 mod parquet;
 mod patterns;
 mod pieces;

@@ -186,7 +186,9 @@ fn a_read_overwrites_its_pages_and_all_pieces_are_asked_for_at_once() {
         if kind == READ {
             away[0].1.fill(0);
         }
-        away.into_iter().for_each(|away| pager.bring(away));
+        for away in away {
+            pager.bring(away);
+        }
         assert_eq!(client.wait(0).0, 0);
         assert_eq!(client.get(STATUS, 1), [0], "{kind}");
         assert_eq!(client.get(PLACE, 8192), data(7), "{kind}");

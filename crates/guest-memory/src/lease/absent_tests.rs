@@ -125,7 +125,7 @@ fn a_touch_without_a_lease_of_a_page_that_is_away_is_an_error_and_never_zeroes()
 fn only_whole_pages_that_are_away_are_asked_for_to_be_overwritten() {
     let scene = Scene::start();
     let (memory, _leases) = scene.leased();
-    scene.file.write_all_at(&[9; 8 * 4096], 0).unwrap();
+    scene.file.write_all_at(&vec![9; 8 * 4096], 0).unwrap();
     for page in [1, 2, 4, 5] {
         scene.evict(page);
     }

@@ -83,9 +83,9 @@ impl Place {
     fn want(&self, pages: Range<u64>, overwritten: &Range<u64>) -> bool {
         let can_come = pages.start < self.table.pages() && !self.table.is_lost();
         for page in pages.clone() {
-            let want = |word: PageWord| match overwritten.contains(&page) {
-                true => word.want_overwritten(),
-                false => word.want(),
+            let is_overwritten = overwritten.contains(&page);
+            let want = |word: PageWord| {
+                if is_overwritten { word.want_overwritten() } else { word.want() }
             };
             let _ = self.table.change(page, |word| Some(want(word)).filter(|next| *next != word));
         }

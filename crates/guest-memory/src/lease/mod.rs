@@ -32,6 +32,7 @@ mod absent_tests;
 mod admission;
 #[cfg(test)]
 mod eviction_model;
+mod figures;
 mod holder;
 #[cfg(test)]
 mod model;
@@ -41,6 +42,7 @@ mod tests;
 mod wanted;
 mod word;
 
+pub use figures::{EvictionHold, PagerFigures, PagerPhase, published_now_ns};
 pub use holder::GuestLeases;
 pub use table::{HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PagerLeases, TableOwner};
 pub use wanted::WantedPages;

@@ -24,7 +24,7 @@ pub const HOLDERS: usize = 2;
 const MAGIC: u64 = 0x544c_6d6f_6874_6166;
 const VERSION: u64 = 1;
 /// The numbers of 64 bits before the first word: one page.
-const HEADER: usize = 512;
+pub(super) const HEADER: usize = 512;
 /// How often a word is changed that others change at the same time. Each failure is a success of
 /// somebody else, but a process that does nothing else must not keep others from their work.
 const ATTEMPTS_MAX: u32 = 1 << 16;
@@ -41,7 +41,7 @@ const AT_PAGES: usize = 4;
 const AT_HOLDERS: usize = 8;
 /// How far a holder is: [`LEASES`] or [`EVICTION`].
 const AT_READY: usize = 16;
-/// The VMM's process, and when it started.
+/// The VMM's process, and when it started. From 64 on are the pager's figures (`figures.rs`).
 const AT_OWNER: usize = 32;
 const AT_OWNER_START: usize = 33;
 const AT_OWNER_NAMESPACE: usize = 34;
@@ -81,6 +81,18 @@ impl MemoryFile {
     }
 }
 
+/// What the header of a memory file's table has: numbers, and their places.
+pub(super) fn expected(memory: MemoryFile) -> [(usize, u64); 4] {
+    [(AT_MAGIC, MAGIC), (AT_VERSION, VERSION), (AT_DEVICE, memory.device), (AT_INODE, memory.inode)]
+}
+
+/// The VMM in a header of which `number` reads the numbers.
+pub(super) fn owner_in(number: impl Fn(usize) -> u64) -> TableOwner {
+    let process = u32::try_from(number(AT_OWNER)).unwrap_or(0);
+    let (start_ticks, namespace) = (number(AT_OWNER_START), number(AT_OWNER_NAMESPACE));
+    TableOwner { process, start_ticks, namespace }
+}
+
 /// A mapped table.
 #[derive(Debug)]
 pub struct LeaseTable {
@@ -117,13 +129,7 @@ impl LeaseTable {
         };
         let words = (file.metadata()?.len() / 8).saturating_sub(HEADER as u64);
         let table = Self::map(file, words.min(PAGES_MAX))?;
-        let expected = [
-            (AT_MAGIC, MAGIC),
-            (AT_VERSION, VERSION),
-            (AT_DEVICE, memory.device),
-            (AT_INODE, memory.inode),
-        ];
-        let is_valid = expected.iter().all(|(at, value)| table.number(*at) == *value);
+        let is_valid = expected(memory).iter().all(|(at, value)| table.number(*at) == *value);
         if !is_valid || table.number(AT_PAGES) > table.pages {
             let text = format!("{} is no table of leases of this version", path.display());
             return Err(io::Error::new(ErrorKind::InvalidData, text));
@@ -177,16 +183,14 @@ impl LeaseTable {
         self.map.access().load_u64(at, Ordering::Acquire)
     }
 
-    fn set_number(&self, at: usize, value: u64) {
+    pub(super) fn set_number(&self, at: usize, value: u64) {
         if let Some(cell) = self.map.access().u64s().get(at) {
             cell.store(value, Ordering::Release);
         }
     }
 
     fn owner(&self) -> TableOwner {
-        let process = self.number(AT_OWNER) as u32;
-        let namespace = self.number(AT_OWNER_NAMESPACE);
-        TableOwner { process, start_ticks: self.number(AT_OWNER_START), namespace }
+        owner_in(|at| self.number(at))
     }
 
     /// The number of pages.
@@ -451,10 +455,7 @@ impl PagerLeases {
             let Ok(file) = File::open(&path) else { continue };
             let Ok(header) = Mapping::read_only(&file, 0, HEADER as u64 * 8) else { continue };
             let number = |at: usize| u64::from_ne_bytes(header.access().bytes(at * 8));
-            let process = number(AT_OWNER) as u32;
-            let (start_ticks, namespace) = (number(AT_OWNER_START), number(AT_OWNER_NAMESPACE));
-            let owner = TableOwner { process, start_ticks, namespace };
-            if number(AT_MAGIC) == MAGIC && has_ended(owner) {
+            if number(AT_MAGIC) == MAGIC && has_ended(owner_in(number)) {
                 let _ = fs::remove_file(&path);
                 let _ = fs::remove_file(path.with_extension("wanted"));
             }

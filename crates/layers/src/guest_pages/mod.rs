@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use fathom_block::Clock;
-use fathom_guest_memory::{GuestMemory, HostSwap, Residency, ResidencyError};
+use fathom_guest_memory::{GuestMemory, HostSwap, MemoryFile, Residency, ResidencyError};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -73,6 +73,19 @@ impl GuestPages {
     /// The size of the memory, in bytes.
     pub fn length(&self) -> u64 {
         self.memory.length()
+    }
+
+    /// The files that have the memory, each once.
+    pub fn files(&self) -> Vec<MemoryFile> {
+        let mut files: Vec<MemoryFile> = Vec::new();
+        for region in self.memory.regions() {
+            let (device, inode) = region.file_identity();
+            let file = MemoryFile { device, inode };
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+        files
     }
 
     /// The share of all pages that are in the sample if they have a block, from 0 to 1.

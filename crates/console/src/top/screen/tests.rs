@@ -2,7 +2,7 @@ use fathom_control::{FileDirty, LayerFigure, LayerFigures};
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::super::app::tests::app;
-use super::super::model::tests::{dirty, sample, with_log};
+use super::super::model::tests::{dirty, pagers, sample, with_log};
 use super::*;
 
 pub fn screen(app: &App, width: u16, height: u16) -> String {
@@ -119,6 +119,24 @@ fn dirty_data_and_requests_that_are_held_back_have_columns() {
     // Files of another disk's guest are not shown.
     app.sample_dirty(&report, ("other".into(), files));
     assert!(!screen(&app, 80, 40).contains("vda1"));
+}
+
+#[test]
+fn memory_that_is_away_has_the_column_that_is_dropped_first() {
+    let mut app = app();
+    assert!(!screen(&app, 200, 24).contains("AWAY"), "without a pager there is no column");
+    app.sample_away(&pagers(["root", "none"], 3 << 20));
+    let text = screen(&app, 200, 24);
+    assert!(text.contains("   AWAY") && text.contains(" 3.00M"), "{text}");
+    // Whatever is shown without it is shown all the same when there is no room for it.
+    let widest = (20..200).rev().find(|width| !screen(&app, *width, 24).contains("AWAY"));
+    let narrow = screen(&app, widest.unwrap(), 24);
+    for heading in ["OTHER/S", "MAX", "ERRORS", "RECENT IOPS"] {
+        assert!(narrow.contains(heading), "{heading} at {widest:?}: {narrow}");
+    }
+    app.page = ViewPage::Disk("root".into());
+    let text = screen(&app, 100, 24);
+    assert!(text.contains(", 3 MiB of its memory away"), "{text}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ export function guests(main) {
     { name: "Memory", key: "memory", number: true, value: (row) => row.memory_bytes, text: (row) => bytes(row.memory_bytes) },
     { name: "Free", key: "free", number: true, value: (row) => row.counters?.free_bytes ?? -1, text: (row) => bytes(row.counters?.free_bytes) },
     { name: "File cache", key: "file", number: true, value: (row) => row.counters?.file_bytes ?? -1, text: (row) => bytes(row.counters?.file_bytes) },
+    { name: "Away", key: "away", title: "what a pager has taken out of the host's memory", number: true, value: (row) => row.away ?? -1, text: (row) => bytes(row.away) },
     { name: "Dirty", key: "dirty", number: true, value: (row) => row.counters?.dirty_bytes ?? -1, text: (row) => bytes(row.counters?.dirty_bytes) },
     { name: "Written back", key: "writeback", number: true, value: (row) => row.counters?.writeback_bytes ?? -1, text: (row) => bytes(row.counters?.writeback_bytes) },
     { name: "Disks", key: "disks", wide: true, cell: (row, cell) => put(cell, row.disks.join(), () => element("span", {}, row.disks.flatMap((disk, index) =>
@@ -55,17 +56,33 @@ export function guests(main) {
     { name: "Silent writes", key: "silent", title: "were written to swap although a disk has them, estimated", number: true, value: (row) => row.silent ?? -1, text: (row) => bytes(row.silent) },
     { name: "Why it is not known", key: "unknown", wide: true, text: (row) => row.unknown },
   ], { id: (row) => `${row.vm}\u0000${row.disks.join()}`, sort: "swapped", empty: "No guest is on a vhost-user disk.", label: "Swapped memory" });
+  const pagers = new Table([
+    { name: "Machine", key: "vm", value: (row) => row.vm, text: (row) => row.vm || row.disks.join(", ") },
+    { name: "Pager", key: "state", value: (row) => row.pager.state, text: (row) => (row.pager.state === "silent" ? `silent for ${span(row.pager.age_ns)}` : row.pager.state) },
+    { name: "Limit", key: "limit", number: true, value: (row) => row.pager.limit_bytes, text: (row) => (row.pager.limit_bytes ? bytes(row.pager.limit_bytes) : "none") },
+    { name: "In memory", key: "resident", number: true, value: (row) => row.pager.resident_bytes, text: (row) => bytes(row.pager.resident_bytes) },
+    { name: "Away", key: "away", number: true, value: (row) => row.pager.away_bytes, text: (row) => bytes(row.pager.away_bytes) },
+    { name: "Takes", key: "store", title: "memory of the host that holds what is away", number: true, value: (row) => row.pager.store_bytes, text: (row) => bytes(row.pager.store_bytes) },
+    { name: "Pages out", key: "evicted", title: "pages that have left", number: true, value: (row) => row.pager.evicted_pages, text: (row) => number(row.pager.evicted_pages) },
+    { name: "Pages in", key: "brought", title: "pages that have come back", number: true, value: (row) => row.pager.brought_pages, text: (row) => number(row.pager.brought_pages) },
+    { name: "P99", key: "p99", title: "time of the faults of pages that were away", number: true, value: (row) => row.pager.fault_p99_ns, text: (row) => span(row.pager.fault_p99_ns) },
+    { name: "Why no page leaves", key: "hold", wide: true, text: (row) => ({ none: "", looking: "the pager is looking", obstacle: "somebody is not ready", retreat: "all pages come in" })[row.pager.hold] ?? row.pager.hold },
+  ], { id: (row) => `${row.vm}\u0000${row.pager.process}`, sort: "away", empty: "No guest has a pager.", label: "Pagers" });
   main.append(element("h2", {}, "Guests"), list.node, element("h2", {}, "Files with the most dirty data"), dirty.node,
     element("h2", {}, "Processes, since each began"), processes.node,
-    element("h2", {}, "Memory that the host has swapped out"), swapped.node);
+    element("h2", {}, "Memory that the host has swapped out"), swapped.node,
+    element("h2", {}, "Memory that pagers have taken away"), pagers.node);
   const name = (guest) => guest.vm || `guest ${guest.number}`;
   return polled(main, 3, async (signal) => {
-    list.set((await ask(host, "guests", signal)).guests);
+    const memory = await ask(host, "pager", signal);
+    const paged = memory.guests.filter((guest) => guest.pager);
+    pagers.set(paged);
+    const of = (guest) => paged.find((other) => other.pager.state !== "detached" && guest.disks.some((disk) => other.disks.includes(disk)));
+    list.set((await ask(host, "guests", signal)).guests.map((guest) => ({ ...guest, away: of(guest)?.pager.away_bytes })));
     const pages = await ask(host, "dirty?files=100", signal);
     dirty.set(pages.guests.flatMap((guest) => (guest.files?.files ?? []).map((file) => ({ ...file, vm: name(guest) }))));
     const all = await ask(host, "processes", signal);
     processes.set(all.guests.flatMap((guest) => guest.processes.filter((process) => !process.is_kernel).map((process) => ({ ...process, vm: name(guest) }))));
-    const memory = await ask(host, "pager", signal);
     const sum = (guest, of) => (guest.watched.length ? guest.watched.reduce((all, disk) => all + of(disk), 0) : undefined);
     swapped.set(memory.guests.map((guest) => ({ ...guest, stale: sum(guest, (disk) => disk.stale_read_bytes),
       double: sum(guest, (disk) => disk.double_paging_bytes), silent: sum(guest, (disk) => disk.silent_writes.bytes) })));

@@ -3,6 +3,7 @@
 
 mod browser;
 mod many;
+mod pagers;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;

@@ -3,10 +3,14 @@
 //!
 //! A thread checks the pages of each guest with such a disk about once a second, while the disk is
 //! in use and pages are in swap. There is no such thread before a disk has had the layer.
+//!
+//! What pagers of Fathom's own report is read from the tables of leases when somebody asks.
 
 pub(crate) mod feature;
+mod figures;
 mod leases;
 mod metrics;
+mod problems;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, Thread};
@@ -143,18 +147,22 @@ impl Daemon {
         served
     }
 
-    /// The memory of all guests that run, or of the one with this name or a disk of this name.
+    /// The memory of all guests that run, or of the one with this name or a disk of this name; with
+    /// `pagers_only`, of those with a pager, without a count of pages.
     ///
     /// # Errors
     /// When there is no such guest.
-    fn pager(&self, selected: Option<&str>) -> Result<PagerReport, ErrorBody> {
+    fn pager(&self, selected: Option<&str>, pagers_only: bool) -> Result<PagerReport, ErrorBody> {
         let deadline = Instant::now() + REPORT_TIME_MAX;
         let mut found: Vec<(Arc<GuestPages>, PagerGuest)> = Vec::new();
         for served in self.selected_disks(selected) {
             let Some(pages) = pages_of(&served) else { continue };
             let place = found.iter().position(|(other, _)| Arc::ptr_eq(other, &pages));
             let place = place.unwrap_or_else(|| {
-                found.push((Arc::clone(&pages), of_guest(&pages, deadline)));
+                let pager = figures::of_pages(&pages);
+                let guest =
+                    if pagers_only { uncounted(&pages) } else { of_guest(&pages, deadline) };
+                found.push((Arc::clone(&pages), PagerGuest { pager, ..guest }));
                 found.len() - 1
             });
             let guest = &mut found[place].1;
@@ -164,7 +172,7 @@ impl Daemon {
             guest.disks.push(served.disk.name().to_owned());
             guest.watched.extend(of(&served).map(|layer| of_disk(&served, &layer)));
         }
-        let guests: Vec<PagerGuest> = found.into_iter().map(|(_, guest)| guest).collect();
+        let mut guests: Vec<PagerGuest> = found.into_iter().map(|(_, guest)| guest).collect();
         if let Some(name) = selected.filter(|_| guests.is_empty()) {
             return Err(refusal(
                 ErrorCode::NotFound,
@@ -172,6 +180,7 @@ impl Daemon {
                 "`fathom pager` lists the guests on vhost-user disks",
             ));
         }
+        guests.retain(|guest| !pagers_only || guest.pager.is_some());
         let swap = HostSwap::now();
         Ok(PagerReport {
             time_ns: Clock::System.now_ns(),
@@ -183,16 +192,22 @@ impl Daemon {
     }
 }
 
+/// A guest whose pages were not counted.
+fn uncounted(pages: &GuestPages) -> PagerGuest {
+    PagerGuest {
+        memory_bytes: pages.length(),
+        unknown: "the pages were not counted".into(),
+        share: pages.share(),
+        ..PagerGuest::default()
+    }
+}
+
 fn of_guest(pages: &GuestPages, deadline: Instant) -> PagerGuest {
     let is_over = Instant::now() >= deadline;
     let measured = if is_over { pages.last() } else { Some(pages.measure_now()) };
     let Some(Measured { found, at_ns, took_ns }) = measured else {
-        return PagerGuest {
-            memory_bytes: pages.length(),
-            unknown: "the counts of other guests took too long: ask for this guest alone".into(),
-            share: pages.share(),
-            ..PagerGuest::default()
-        };
+        let unknown = "the counts of other guests took too long: ask for this guest alone".into();
+        return PagerGuest { unknown, ..uncounted(pages) };
     };
     PagerGuest {
         memory_bytes: pages.length(),
