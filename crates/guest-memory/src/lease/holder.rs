@@ -20,6 +20,8 @@ use super::word::{PageState, PageWord};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
+/// The most pages for which one call asks, or at which it looks.
+const WANTED_MAX: u64 = 4096;
 /// A pager has the place of a dead holder for a moment.
 const PLACE_TIME_MAX: Duration = Duration::from_secs(1);
 const PLACE_PAUSE: Duration = Duration::from_millis(5);
@@ -79,8 +81,10 @@ impl Place {
 
     /// Asks for the pages of a range that are away, of which those of `overwritten` are going to be
     /// overwritten. Returns false if its first page, of which a lease was refused, cannot come:
-    /// what was away then may have arrived meanwhile.
+    /// what was away then may have arrived meanwhile. Of a long range it asks for the beginning:
+    /// who waits asks again.
     fn want(&self, pages: Range<u64>, overwritten: &Range<u64>) -> bool {
+        let pages = pages.start..pages.end.min(pages.start.saturating_add(WANTED_MAX));
         let can_come = pages.start < self.table.pages() && !self.table.is_lost();
         for page in pages.clone() {
             let is_overwritten = overwritten.contains(&page);
@@ -338,7 +342,7 @@ impl Pager for GuestLeases {
         let is_away = |page: &u64| {
             matches!(place.table.word(*page).state(), PageState::Evicted | PageState::Coming)
         };
-        if let Some(first) = pages.clone().find(is_away) {
+        if let Some(first) = pages.clone().take(WANTED_MAX as usize).find(is_away) {
             place.want(first..pages.end, &self.overwritten(range, purpose));
         }
     }

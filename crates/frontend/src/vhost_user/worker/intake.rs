@@ -11,6 +11,10 @@ use fathom_reactor::Reactor;
 use super::{Taken, Worker};
 use crate::vhost_user::request::{self, Parsed};
 
+/// The most data of a request whose pages are asked for at a time, beside the first piece that is
+/// away, in bytes.
+const WANTED_BYTES_MAX: u64 = 16 << 20;
+
 impl Worker {
     /// Begins one request: passes it from its head to the stack, or completes it immediately.
     pub(super) fn begin(&mut self, head: u16, reactor: &Reactor) {
@@ -74,8 +78,15 @@ impl Worker {
                 self.stack.recycle(request);
                 if absences() != before {
                     // Those of the other pieces come at the same time.
+                    // A guest may name any memory, and any number of times.
+                    let mut left = WANTED_BYTES_MAX;
                     for piece in &pieces[at + 1..] {
-                        memory.want(piece.address, u64::from(piece.length), purpose);
+                        let length = u64::from(piece.length).min(left);
+                        memory.want(piece.address, length, purpose);
+                        left -= length;
+                        if left == 0 {
+                            break;
+                        }
                     }
                 }
                 if self.wait_for_pages(head, before) {
