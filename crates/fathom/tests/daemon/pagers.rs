@@ -244,7 +244,7 @@ fn a_pager_that_is_silent_and_pages_that_are_lost_are_problems() {
     assert!(log.contains("problem ended: pager-silent (web)"), "{log}");
     let retreat =
         PagerFigures { hold: EvictionHold::Retreat, resident_bytes: 6 * MIB, ..at_work() };
-    table.publish(&PagerFigures { damaged: 1, existing: 9, ..retreat });
+    table.publish(&PagerFigures { damaged: 1, existing: 65, ..retreat });
     let expected = [ProblemKind::PagerDamaged, ProblemKind::PagerExisting, ProblemKind::PagerLimit];
     assert_eq!(kinds(&daemon), expected);
     assert_eq!(metric(&daemon.client().metrics().unwrap(), "held"), Some(1.0));

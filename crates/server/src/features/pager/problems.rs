@@ -5,8 +5,8 @@ use fathom_control::{Bytes, GuestPagerHold, GuestPagerState, ProblemKind, count}
 use super::figures::PagedMachine;
 use crate::daemon::problems::FoundProblem;
 
-/// So many pages may exist when they are to come back, after the death of a pager.
-const EXISTING_MAX: u64 = 8;
+/// So many pages may exist when they are to come back: eight for each death of a pager since.
+const EXISTING_MAX: u64 = 64;
 /// How long a reason for which no page leaves lasts before it is a problem. A daemon that has just
 /// started is one for a few seconds.
 const HELD_TIME_NS: u64 = 30_000_000_000;
@@ -70,7 +70,8 @@ pub(super) fn of_machine(machine: &PagedMachine) -> Vec<FoundProblem> {
         _ => "",
     };
     let is_over = pager.limit_bytes > 0 && pager.resident_bytes > pager.limit_bytes;
-    if !held.is_empty() && is_over && !is_silent && pager.held_ns >= HELD_TIME_NS {
+    let is_at_work = pager.state == GuestPagerState::Attached;
+    if !held.is_empty() && is_over && is_at_work && pager.held_ns >= HELD_TIME_NS {
         let message = format!(
             "guest {name} has {} in memory, above its limit of {}: {held}",
             Bytes(pager.resident_bytes),
@@ -100,7 +101,7 @@ mod tests {
             limit_bytes: 100 << 20,
             resident_bytes: 99 << 20,
             away_bytes: 1 << 20,
-            existing_pages: 8,
+            existing_pages: 64,
             ..GuestPager::default()
         }
     }
@@ -113,7 +114,7 @@ mod tests {
     fn a_pager_at_work_is_none_and_each_of_its_faults_is_one() {
         assert_eq!(kinds(sound()), []);
         assert_eq!(kinds(GuestPager { damaged_pages: 1, ..sound() }), [ProblemKind::PagerDamaged]);
-        let existing = GuestPager { existing_pages: 9, ..sound() };
+        let existing = GuestPager { existing_pages: 65, ..sound() };
         assert_eq!(kinds(existing), [ProblemKind::PagerExisting]);
         // Silence matters while pages are away.
         let silent = |away_bytes| GuestPager {
