@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_failure::Failure;
+use fathom_guest_memory::{PagerFigures, PagerPhase, published_now_ns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::net::{
@@ -322,6 +323,14 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
             return GuardEnd::Over;
         }
         let Some(pages) = away.as_mut().filter(|_| has_pages) else {
+            // The dead pager's last figures say that pages are away.
+            let figures = PagerFigures {
+                process: std::process::id(),
+                published_ns: published_now_ns(),
+                phase: PagerPhase::Detached,
+                ..PagerFigures::default()
+            };
+            away.iter().flat_map(|pages| pages.tables()).for_each(|table| table.publish(&figures));
             release(faults, &ward.memory);
             return GuardEnd::Over;
         };

@@ -74,8 +74,9 @@ export function guests(main) {
     element("h2", {}, "Memory that pagers have taken away"), pagers.node);
   const name = (guest) => guest.vm || `guest ${guest.number}`;
   return polled(main, 3, async (signal) => {
-    const memory = await ask(host, "pager", signal);
-    const paged = memory.guests.filter((guest) => guest.pager);
+    // Without the count of pages, which takes long, and without which the guests are shown all the same.
+    const known = await ask(host, "pager?pagers=true", signal).catch(() => ({ guests: [] }));
+    const paged = known.guests.filter((guest) => guest.pager);
     pagers.set(paged);
     const of = (guest) => paged.find((other) => other.pager.state !== "detached" && guest.disks.some((disk) => other.disks.includes(disk)));
     list.set((await ask(host, "guests", signal)).guests.map((guest) => ({ ...guest, away: of(guest)?.pager.away_bytes })));
@@ -84,6 +85,7 @@ export function guests(main) {
     const all = await ask(host, "processes", signal);
     processes.set(all.guests.flatMap((guest) => guest.processes.filter((process) => !process.is_kernel).map((process) => ({ ...process, vm: name(guest) }))));
     const sum = (guest, of) => (guest.watched.length ? guest.watched.reduce((all, disk) => all + of(disk), 0) : undefined);
+    const memory = await ask(host, "pager", signal);
     swapped.set(memory.guests.map((guest) => ({ ...guest, stale: sum(guest, (disk) => disk.stale_read_bytes),
       double: sum(guest, (disk) => disk.double_paging_bytes), silent: sum(guest, (disk) => disk.silent_writes.bytes) })));
   });
