@@ -297,11 +297,7 @@ impl AwayPages {
             let words = (part.memory.offset / PAGE..).map(|page| table.word(page).state());
             let places = &mut away[part.first as usize..(part.first + part.pages) as usize];
             for ((at, place), state) in (part.first..).zip(places).zip(words) {
-                *place = if table.is_lost() {
-                    store.has(at)
-                } else {
-                    matches!(state, PageState::Evicted | PageState::Coming)
-                };
+                *place = if table.is_lost() { store.has(at) } else { state.is_away() };
             }
         }
         store.recover(|page| away[page as usize]);
@@ -388,7 +384,7 @@ impl AwayPages {
     }
 
     fn is_away_in(&self, part: &Part, address: u64) -> bool {
-        matches!(self.state_of(part, address), PageState::Evicted | PageState::Coming)
+        self.state_of(part, address).is_away()
     }
 
     /// Whether the page of an address is away.

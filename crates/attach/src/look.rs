@@ -232,6 +232,6 @@ fn first_without(
         return Err("the table of leases is lost".into());
     }
     let found = which(table).map_err(|error| error.to_string())?;
-    let processes = daemons.iter().map(|daemon| daemon.process);
-    Ok(processes.into_iter().find(|process| !found.contains(&(*process as u32))))
+    let mut processes = daemons.iter().map(|daemon| daemon.process);
+    Ok(processes.find(|process| !found.contains(&(*process as u32))))
 }

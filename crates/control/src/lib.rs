@@ -103,8 +103,8 @@ pub use offload::{
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
 pub use pager::{
-    GuestPager, GuestPagerHold, GuestPagerState, LeaseReport, PageEstimate, PagerDisk, PagerGuest,
-    PagerQuery, PagerReport,
+    EXISTING_PAGES_MAX, GuestPager, GuestPagerHold, GuestPagerState, LeaseReport, PageEstimate,
+    PagerDisk, PagerGuest, PagerQuery, PagerReport,
 };
 pub use patterns::{
     CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,

@@ -17,6 +17,10 @@ pub const RENEW_LEASES: Endpoint<Blocking, (), (), (), LeaseReport> = Endpoint::
     "looks which guests on vhost-user disks have a [pager](#pager), and takes leases for it on the pages that are accessed; `fathom pager attach` calls it",
 );
 
+/// So many pages may exist when they are to come back: eight for each death of a pager since. More
+/// means that another process has made them.
+pub const EXISTING_PAGES_MAX: u64 = 64;
+
 pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&PAGER, &RENEW_LEASES];
 
 /// Which accesses to guests' memory take leases.

@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use fathom_control::GuestPagerState;
-use fathom_tests::{Error, Result, Ticket, despite_emulation, patience, until};
+use fathom_tests::{Error, Result, despite_emulation, patience, until};
 use serde_json::Value;
 
-use super::attach::{MEMORY_MIB, Scene, wait_for_checker};
-use super::attach_shadow::DISK_CHECKER;
+use super::attach::{MEMORY_MIB, Scene};
+use super::attach_shadow::{begin, finish};
 
 const MIB: u64 = 1 << 20;
 
@@ -80,14 +80,6 @@ fn is_seen(scene: &Scene, state: GuestPagerState) -> Result<()> {
     found
 }
 
-/// Has both checkers end. Returns how often the memory was checked.
-pub(crate) fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
-    let rounds = scene.finish(checker)?;
-    let output = scene.guest.finish_within(disk_checker, 120)?;
-    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
-    Ok(rounds)
-}
-
 #[test]
 fn pages_leave_and_come_back_while_pagers_and_daemons_are_killed() -> Result<()> {
     despite_emulation(evict)
@@ -96,9 +88,7 @@ fn pages_leave_and_come_back_while_pagers_and_daemons_are_killed() -> Result<()>
 fn evict() -> Result<()> {
     // Otherwise the guest's processor writes to each page just before the disk does.
     let Some(mut scene) = Scene::start_with(&[], "init_on_alloc=0")? else { return Ok(()) };
-    let checker = scene.guest.spawn(CHECKER)?;
-    wait_for_checker(&scene.guest)?;
-    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
     let arguments = ["--limit", "120M", "--control", &control];
     let (pager, _) = scene.pager_with("attach", &arguments)?;
@@ -200,9 +190,7 @@ fn pressure() -> Result<()> {
     let time = Duration::from_secs(60 * number("FATHOM_MINUTES", 60));
     let mut random = fastrand::Rng::with_seed(seed);
     println!("seed {seed}, {time:?}");
-    let checker = scene.guest.spawn(CHECKER)?;
-    wait_for_checker(&scene.guest)?;
-    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
     let arguments = ["--limit", "120M", "--control", &control];
     let (mut pager, _) = scene.pager_with("attach", &arguments)?;

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use fathom_tests::{Result, despite_emulation, patience, until};
+use fathom_tests::{Result, Ticket, despite_emulation, patience, until};
 use serde_json::Value;
 
 use super::attach::{CHECKER, Scene, wait_for_checker};
 
 /// Writes to the disk from the guest's memory and reads it back, through the guest's cache and
 /// beside it.
-pub(crate) const DISK_CHECKER: &str = "set -e; touch /run/disk-begun
+const DISK_CHECKER: &str = "set -e; touch /run/disk-begun
     while [ ! -e /t/stop ]; do
         dd if=/dev/urandom of=/run/d bs=64k count=64 2> /dev/null
         a=$(md5sum < /run/d)
@@ -46,6 +46,21 @@ fn works(scene: &Scene, what: &str, wanted: &[(&str, u64)]) -> Result<Value> {
     Ok(status)
 }
 
+/// Has the guest check its memory with this script, and its disk.
+pub(crate) fn begin(scene: &Scene, memory_checker: &str) -> Result<(Ticket, Ticket)> {
+    let checker = scene.guest.spawn(memory_checker)?;
+    wait_for_checker(&scene.guest)?;
+    Ok((checker, scene.guest.spawn(DISK_CHECKER)?))
+}
+
+/// Has both checkers end. Returns how often the memory was checked.
+pub(crate) fn finish(scene: &Scene, checker: Ticket, disk_checker: Ticket) -> Result<u64> {
+    let rounds = scene.finish(checker)?;
+    let output = scene.guest.finish_within(disk_checker, 120)?;
+    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    Ok(rounds)
+}
+
 #[test]
 fn shadows_of_pages_are_right_while_pagers_and_daemons_are_killed() -> Result<()> {
     despite_emulation(shadow)
@@ -54,9 +69,7 @@ fn shadows_of_pages_are_right_while_pagers_and_daemons_are_killed() -> Result<()
 fn shadow() -> Result<()> {
     // Otherwise the guest's processor writes to each page just before the disk does.
     let Some(mut scene) = Scene::start_with(&[], "init_on_alloc=0")? else { return Ok(()) };
-    let checker = scene.guest.spawn(CHECKER)?;
-    wait_for_checker(&scene.guest)?;
-    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
     let arguments = ["--shadow", "300M", "--control", &control];
     let (pager, _) = scene.pager_with("attach", &arguments)?;
@@ -75,9 +88,7 @@ fn shadow() -> Result<()> {
     scene.daemon.wait_for_guest("disk")?;
     works(&scene, "shadows after the death of a daemon", &grown)?;
 
-    let rounds = scene.finish(checker)?;
-    let output = scene.guest.finish_within(disk_checker, 120)?;
-    assert_eq!(output.status, 0, "the guest's disk is wrong: {}", output.text);
+    let rounds = finish(&scene, checker, disk_checker)?;
     // The disk is read into pages that nothing has used for a while.
     until("a read into a copied page", patience(120), || {
         let read = "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=1M count=60";

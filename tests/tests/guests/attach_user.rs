@@ -4,9 +4,9 @@
 
 use fathom_tests::{Daemon, Result, Served, despite_emulation, patience, until};
 
-use super::attach::{Scene, wait_for_checker};
-use super::attach_evict::{CHECKER, count, finish, works};
-use super::attach_shadow::DISK_CHECKER;
+use super::attach::Scene;
+use super::attach_evict::{CHECKER, count, works};
+use super::attach_shadow::{begin, finish};
 
 /// Users that need not exist.
 const USER: u32 = 65_534;
@@ -27,9 +27,7 @@ fn limit() -> Result<()> {
     };
     // Otherwise the guest's processor writes to each page just before the disk does.
     let mut scene = Scene::start_at(daemon, &[], "init_on_alloc=0")?;
-    let checker = scene.guest.spawn(CHECKER)?;
-    wait_for_checker(&scene.guest)?;
-    let disk_checker = scene.guest.spawn(DISK_CHECKER)?;
+    let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
     let arguments = ["--limit", "120M", "--control", &control];
     let (pager, _) = scene.pager_with("attach", &arguments)?;

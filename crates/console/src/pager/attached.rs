@@ -14,7 +14,7 @@ use fathom_attach::{
     AttachOptions, Control, EvictionOptions, FOLDER, Helpers, LEASE_FOLDER, Pager, PagerStatus,
     Request, STORE_FOLDER, ServeEnd, ShadowOptions, SystemCall, Vmm,
 };
-use fathom_control::Bytes;
+use fathom_control::{Bytes, EXISTING_PAGES_MAX};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::connection::ControlOptions;
@@ -31,8 +31,6 @@ const COMMAND_BYTES_MAX: usize = 1 << 20;
 
 /// The least memory for copies, in bytes.
 const SHADOW_BYTES_MIN: u64 = 1 << 20;
-/// So many pages may exist when they are to come back, after the deaths of pagers.
-const EXISTING_MAX: u64 = 64;
 /// How long the daemon may take for its answer to a pager, and the most bytes of it.
 const ASK_TIME_MAX: Duration = Duration::from_secs(10);
 const ASK_BYTES_MAX: u64 = 64 << 10;
@@ -468,7 +466,7 @@ fn notes(found: &[PagerStatus]) -> String {
             text +=
                 &format!("\nprocess {}: its guard serves: fathom pager adopt {0}", status.process);
         }
-        if eviction.existing > EXISTING_MAX {
+        if eviction.existing > EXISTING_PAGES_MAX {
             text += &format!(
                 "\nprocess {}: another process has touched {} pages that were away: the guest may have \
                  read zeroes",

@@ -95,15 +95,24 @@ impl Drop for Pager {
 
 /// Puts a request whose parts are in pages of their own, with an indirect table.
 fn put(client: &Client, head: u16, kind: u32, sector: u64) {
+    put_pieces(client, head, kind, sector, &[(PLACE, 2 * PAGE as u32)]);
+}
+
+/// The same with these pieces of data: addresses and lengths.
+fn put_pieces(client: &Client, head: u16, kind: u32, sector: u64, data: &[(u64, u32)]) {
     client.put_header(HEADER, kind, sector);
     client.put(STATUS, &[0xee]);
     let fills = if kind == READ { WRITABLE } else { 0 };
-    let pieces = [(HEADER, 16, 0), (PLACE, 2 * PAGE as u32, fills), (STATUS, 1, WRITABLE)];
-    for (index, (address, length, flags)) in (0..).zip(pieces) {
-        let flags = if index < 2 { flags | NEXT } else { flags };
-        client.put_descriptor(TABLE, index, Descriptor { address, length, flags, next: index + 1 });
+    let data = data.iter().map(|&(address, length)| (address, length, fills | NEXT));
+    let pieces = [(HEADER, 16, NEXT)].into_iter().chain(data).chain([(STATUS, 1, WRITABLE)]);
+    let mut count = 0;
+    for (address, length, flags) in pieces {
+        let descriptor = Descriptor { address, length, flags, next: count + 1 };
+        client.put_descriptor(TABLE, count, descriptor);
+        count += 1;
     }
-    let table = Descriptor { address: TABLE, length: 48, flags: INDIRECT, next: 0 };
+    let length = 16 * u32::from(count);
+    let table = Descriptor { address: TABLE, length, flags: INDIRECT, next: 0 };
     client.put_descriptor(Client::places(0).0, head, table);
 }
 
@@ -159,23 +168,10 @@ fn a_read_overwrites_its_pages_and_all_pieces_are_asked_for_at_once() {
     let mut client = Client::connect_with(&served.socket, 1, 0, memory);
     client.start_queue(0, 0);
     for kind in [WRITE, READ] {
-        client.put_header(HEADER, kind, 64);
         client.put(PLACE, &data(7));
-        // Two pieces: a page, and all but the end of the next one.
-        let fills = if kind == READ { WRITABLE } else { 0 };
-        let pieces = [
-            (HEADER, 16, 0),
-            (PLACE, PAGE as u32, fills),
-            (PLACE + PAGE, PAGE as u32 - 512, fills),
-            (STATUS, 1, WRITABLE),
-        ];
-        for (index, (address, length, flags)) in (0..).zip(pieces) {
-            let flags = if index < 3 { flags | NEXT } else { flags };
-            let descriptor = Descriptor { address, length, flags, next: index + 1 };
-            client.put_descriptor(TABLE, index, descriptor);
-        }
-        let table = Descriptor { address: TABLE, length: 64, flags: INDIRECT, next: 0 };
-        client.put_descriptor(Client::places(0).0, 0, table);
+        // A page, and all but the end of the next one.
+        let pieces = [(PLACE, PAGE as u32), (PLACE + PAGE, PAGE as u32 - 512)];
+        put_pieces(&client, 0, kind, 64, &pieces);
         let mut away = [PLACE, PLACE + PAGE].map(|place| pager.evict(place));
         offer(&mut client, 0);
         assert_eq!(client.wait_for(0, SHORTLY), None);

@@ -138,7 +138,7 @@ type Next = Result<Vec<World>, String>;
 
 impl World {
     fn is_away(&self) -> bool {
-        matches!(self.word.state(), PageState::Evicted | PageState::Coming)
+        self.word.state().is_away()
     }
 
     fn wake(&mut self) {

@@ -16,7 +16,7 @@ use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
 use super::wanted::PagerBell;
-use super::word::{PageState, PageWord};
+use super::word::PageWord;
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -339,9 +339,7 @@ impl Pager for GuestLeases {
 
     fn want(&self, range: &Range<u64>, purpose: Purpose) {
         let Some((place, pages)) = self.pages(range) else { return };
-        let is_away = |page: &u64| {
-            matches!(place.table.word(*page).state(), PageState::Evicted | PageState::Coming)
-        };
+        let is_away = |page: &u64| place.table.word(*page).state().is_away();
         if let Some(first) = pages.clone().take(WANTED_MAX as usize).find(is_away) {
             place.want(first..pages.end, &self.overwritten(range, purpose));
         }

@@ -263,7 +263,7 @@ impl Explorer {
     /// The pager dies, its guard leaves the faults to the kernel, and another one begins. Only
     /// while nothing is away.
     fn death(&self, world: &World) -> Option<World> {
-        let is_away = matches!(world.word.state(), PageState::Evicted | PageState::Coming);
+        let is_away = world.word.state().is_away();
         if world.deaths == 0 || is_away || world.page.is_none() || self.mode == Mode::Evict {
             return None;
         }

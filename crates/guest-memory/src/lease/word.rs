@@ -17,6 +17,13 @@ pub enum PageState {
     Coming,
 }
 
+impl PageState {
+    /// Whether the page is not in the guest's memory.
+    pub fn is_away(self) -> bool {
+        matches!(self, Self::Evicted | Self::Coming)
+    }
+}
+
 const STATE: u64 = 0b11;
 const COPIED: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
@@ -107,9 +114,8 @@ impl PageWord {
     /// With a lease of a holder. `None` if the page is not there.
     #[must_use]
     pub fn lease(self, holder: usize, purpose: Purpose) -> Option<Self> {
-        match self.state() {
-            PageState::Resident | PageState::Leaving => {}
-            PageState::Evicted | PageState::Coming => return None,
+        if self.state().is_away() {
+            return None;
         }
         let count = Count::of(holder, purpose);
         let one = if self.count(count) < count.max { 1 << count.shift } else { 0 };
@@ -134,10 +140,7 @@ impl PageWord {
     /// Asks for a page that is not there.
     #[must_use]
     pub fn want(self) -> Self {
-        match self.state() {
-            PageState::Evicted | PageState::Coming => Self(self.0 | WANTED),
-            PageState::Resident | PageState::Leaving => self,
-        }
+        if self.state().is_away() { Self(self.0 | WANTED) } else { self }
     }
 
     /// Asks for a page that is not there, to overwrite all of it: what it contained is not needed.

@@ -1,12 +1,12 @@
 //! Problems of the pagers of guests.
 
-use fathom_control::{Bytes, GuestPagerHold, GuestPagerState, ProblemKind, count};
+use fathom_control::{
+    Bytes, EXISTING_PAGES_MAX, GuestPagerHold, GuestPagerState, ProblemKind, count,
+};
 
 use super::figures::PagedMachine;
 use crate::daemon::problems::FoundProblem;
 
-/// So many pages may exist when they are to come back: eight for each death of a pager since.
-const EXISTING_MAX: u64 = 64;
 /// How long a reason for which no page leaves lasts before it is a problem. A daemon that has just
 /// started is one for a few seconds.
 const HELD_TIME_NS: u64 = 30_000_000_000;
@@ -34,7 +34,7 @@ pub(super) fn of_machine(machine: &PagedMachine) -> Vec<FoundProblem> {
                       guest: what was in these pages is lost";
         add(ProblemKind::PagerDamaged, message, remedy.into());
     }
-    if pager.existing_pages > EXISTING_MAX {
+    if pager.existing_pages > EXISTING_PAGES_MAX {
         let message = format!(
             "{} of guest {name} existed when they came back: another process has touched them, and \
              the guest may have read zeroes",
