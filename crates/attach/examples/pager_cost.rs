@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use fathom_attach::{
     AttachOptions, EvictionOptions, Helpers, LimitHandle, Pager, PagerStatus, SystemCall, Vmm,
-    attach, guard, inject,
+    attach, guard, inject, remove_ended_tables,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -41,6 +41,7 @@ fn main() {
     match words[..] {
         ["program"] => program(),
         ["guard"] => guard().expect("a pager"),
+        ["clean", leases] => remove_ended_tables(Path::new(leases)),
         ["inject", thread, number, first, second, third] => {
             let word = |text: &str| text.parse::<u64>().expect("a number");
             let arguments = [word(first), word(second), word(third)];
@@ -217,6 +218,7 @@ impl Serving {
                 program: PathBuf::from("/proc/self/exe"),
                 injector: vec!["inject".into()],
                 guard: vec!["guard".into()],
+                cleaner: vec!["clean".into()],
             },
             must_adopt: false,
         };

@@ -48,7 +48,7 @@ const CALL_PAUSE: Duration = Duration::from_millis(2);
 /// How many guards are tried.
 const GUARDS_MAX: u32 = 3;
 
-/// How the injector and the guard are started: this program with other arguments.
+/// How the injector, the guard and the cleaner are started: this program with other arguments.
 #[derive(Clone, Debug)]
 pub struct Helpers {
     /// The program.
@@ -57,6 +57,9 @@ pub struct Helpers {
     pub injector: Vec<OsString>,
     /// Its arguments to be a guard.
     pub guard: Vec<OsString>,
+    /// Its arguments to be a cleaner, which removes the tables of leases of machines that have
+    /// ended ([`remove_ended_tables`](crate::remove_ended_tables)); their folder follows.
+    pub cleaner: Vec<OsString>,
 }
 
 impl Helpers {
@@ -65,6 +68,17 @@ impl Helpers {
         command.args(&self.injector).arg(thread.to_string()).arg(call.number.to_string());
         command.args(call.arguments.map(|argument| argument.to_string()));
         command
+    }
+
+    /// Starts a cleaner, for which nobody waits. Without one, the next pager's does it.
+    pub(crate) fn clean(&self, leases: &Path) {
+        let mut command = Command::new(&self.program);
+        command.args(&self.cleaner).arg(leases);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Ok(mut child) = command.spawn() {
+            // Collected when it ends, if that is before the pager does.
+            let _ = std::thread::Builder::new().name("clean".into()).spawn(move || child.wait());
+        }
     }
 
     pub(crate) fn guard(&self) -> Command {
@@ -270,6 +284,9 @@ fn serve_from_now(
     let Some(store) = &record.store else { return Ok(Work::None) };
     let mut away = AwayPages::open(vmm, memory, &record.leases, store)?;
     away.recover();
+    away.take_over_counts();
+    // Without it, the pager looks what is asked for each time that it wakes.
+    let _ = away.listen();
     Ok(Work::Eviction(Box::new(Eviction::new(away, vmm, memory))))
 }
 

@@ -14,17 +14,19 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fathom_failure::Failure;
-use fathom_guest_memory::{MemoryFile, PageState, PageWord, PagerLeases, TableOwner, WantedPages};
+use fathom_guest_memory::{
+    MemoryFile, PageState, PageWord, PagerFigures, PagerLeases, TableOwner, WantedPages,
+};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::memory::MappedMemory;
 use crate::record;
-use crate::store::{Found, PAGE, Page, PageStore, Stored};
+use crate::store::{self, Found, PAGE, Page, PageStore, Stored};
 use crate::userfault::UserFault;
 use crate::vmm::{self, Vmm};
 
@@ -128,11 +130,18 @@ enum Step {
 pub(crate) struct AwayPages {
     parts: Vec<Part>,
     tables: Vec<PagerLeases>,
+    /// Their files, and the folder of the tables.
+    files: Vec<MemoryFile>,
+    leases: PathBuf,
+    /// The sockets by which holders ask for pages, while this process serves.
     wanted: Vec<WantedPages>,
     store: PageStore,
     away: u64,
     /// Of these, the pages of the store whose content is damaged.
     damaged: BTreeSet<u64>,
+    /// How many an earlier pager had found. Nobody is told of such a page again until all pages
+    /// have to come in.
+    damaged_before: u64,
     /// Where bringing in all pages is: a part and an address in it.
     hand: (usize, u64),
     /// The pages that the hand has left away since it was at the beginning; none if it was not, or
@@ -161,18 +170,16 @@ impl AwayPages {
         leases: &Path,
         folder: &Path,
     ) -> Result<Self, Failure> {
-        crate::store::remove_stale(folder);
+        store::remove_stale(folder);
         let store = PageStore::create(folder, vmm, memory).map_err(|error| {
             cannot(&format!("make a store in {}", folder.display()), &error)
                 .advise("give a folder in memory, for this user alone, that has room (--pages)")
         })?;
-        PagerLeases::remove_ended(leases, |owner| {
-            let is_here = owner.namespace == vmm::namespace();
-            is_here && vmm::is_gone(owner.process as i32, owner.start_ticks)
-        });
         let mut made = Self::with_store(store, vmm, memory, leases, true)?;
         // An earlier pager may have left its table.
         made.recover();
+        made.listen()
+            .map_err(|error| cannot("make the socket by which daemons ask for pages", &error))?;
         if made.count() > 0 {
             return Err(Failure::new("pages of the machine are away, and no record says where"));
         }
@@ -251,15 +258,16 @@ impl AwayPages {
         };
         let tables = files.iter().zip(&ends).map(open).collect::<io::Result<Vec<_>>>();
         let tables = tables.map_err(failed)?;
-        let fifo = |file: &MemoryFile| WantedPages::open(leases, *file);
-        let wanted = files.iter().map(fifo).collect::<io::Result<Vec<_>>>().map_err(failed)?;
         Ok(Self {
             parts,
             tables,
-            wanted,
+            files,
+            leases: leases.to_owned(),
+            wanted: Vec::new(),
             store,
             away: 0,
             damaged: BTreeSet::new(),
+            damaged_before: 0,
             hand: (0, 0),
             left: None,
             counts: AwayCounts::default(),
@@ -308,14 +316,44 @@ impl AwayPages {
         self.left = None;
     }
 
+    /// Makes the sockets by which holders ask for pages, in place of those of whoever has served
+    /// before. Without them, [`serve_wanted`](Self::serve_wanted) has to be called now and then.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn listen(&mut self) -> io::Result<()> {
+        let listen = |file: &MemoryFile| WantedPages::listen(&self.leases, *file);
+        self.wanted = self.files.iter().map(listen).collect::<io::Result<_>>()?;
+        Ok(())
+    }
+
+    /// Ends the sockets: another process is about to serve.
+    pub fn stop_listening(&mut self) {
+        self.wanted.clear();
+    }
+
     /// How many pages are away.
     pub fn count(&self) -> u64 {
         self.away
     }
 
+    /// Takes the counts over that an earlier pager has published and that concern the guest for as
+    /// long as it runs. They are for people.
+    pub fn take_over_counts(&mut self) {
+        let Some((_, figures)) = PagerFigures::read(&self.leases, &self.files) else { return };
+        let pages = self.parts.iter().map(|part| part.pages).sum::<u64>();
+        self.counts.existing = figures.existing.min(pages);
+        self.damaged_before = figures.damaged;
+    }
+
     /// Of these, the pages that cannot come, because their content is damaged.
-    pub fn damaged(&self) -> u64 {
+    fn damaged(&self) -> u64 {
         self.damaged.len() as u64
+    }
+
+    /// Of these, the pages of which anybody has found that their content is damaged.
+    pub fn known_damaged(&self) -> u64 {
+        self.damaged().max(self.damaged_before.min(self.away))
     }
 
     /// Whether all pages have come that can.
@@ -353,12 +391,17 @@ impl AwayPages {
         &self.store
     }
 
+    /// The folder of the tables of leases.
+    pub fn leases(&self) -> &Path {
+        &self.leases
+    }
+
     /// The tables of leases.
     pub fn tables(&self) -> &[PagerLeases] {
         &self.tables
     }
 
-    /// Readable when a holder wants pages.
+    /// Readable when a holder wants pages; none if this process does not listen.
     pub fn wanted(&self) -> &[WantedPages] {
         &self.wanted
     }
@@ -563,9 +606,10 @@ impl AwayPages {
         let mut brought = Vec::new();
         let begun = Instant::now();
         let mut wanted = Vec::new();
-        for (table, fifo) in self.wanted.iter().enumerate() {
-            // What is lost is asked for again.
-            let _ = fifo.read(|pages| wanted.push((table, pages)));
+        // First: what is asked for later wakes again.
+        self.wanted.iter().for_each(WantedPages::hear);
+        for (number, table) in self.tables.iter().enumerate() {
+            table.table().take_asked(|pages| wanted.push((number, pages)));
         }
         'all: for (table, pages) in wanted {
             for page in pages.take(WANTED_MAX as usize) {
@@ -637,11 +681,22 @@ impl AwayPages {
     }
 
     /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases
-    /// are removed too. Otherwise they stay, because who has a lease keeps it.
+    /// are put aside, for [`remove_ended_tables`]. Otherwise they stay, because who has a lease
+    /// keeps it.
     pub fn end(self, has_ended: bool) {
         self.store.end();
-        self.tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::remove);
+        self.tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::put_aside);
     }
+}
+
+/// Removes the tables of leases in a folder that are of VMMs that have ended. Whoever may write to
+/// one of them can keep the process from returning and from ending: it has to be one that nobody
+/// waits for, with nothing that anybody else needs.
+pub fn remove_ended_tables(leases: &Path) {
+    PagerLeases::remove_ended(leases, |owner| {
+        let is_here = owner.namespace == vmm::namespace();
+        is_here && vmm::is_gone(owner.process as i32, owner.start_ticks)
+    });
 }
 
 /// The owner of a VMM's tables.

@@ -5,7 +5,7 @@
 //! other user too, if root owns the program and nobody else may write it, as a package installs it.
 //! That excludes mistakes, not malice: whoever runs a program can make it do anything
 //! (`LD_PRELOAD`, `ptrace`). Such a process has the guest's memory already; what it writes to the
-//! tables and the FIFO can harm that guest, and the pager takes it for that of an enemy.
+//! tables can harm that guest, and the pager takes it for that of an enemy.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

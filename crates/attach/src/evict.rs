@@ -126,7 +126,7 @@ impl Eviction {
             wanted: counts.wanted,
             overwritten: counts.overwritten,
             existing: counts.existing,
-            damaged: self.away.damaged(),
+            damaged: self.away.known_damaged(),
             obstacle: if self.counts.obstacle.is_empty() {
                 self.doubt.to_owned()
             } else {

@@ -25,7 +25,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::away::AwayPages;
+use crate::away::{AwayPages, remove_ended_tables};
 use crate::faults::{serve_missing, serve_protected};
 use crate::memory::MappedMemory;
 use crate::record::{self, RecordPlace};
@@ -46,9 +46,9 @@ const STORE: u8 = b's';
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest message, in bytes: the mappings of a VMM.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// How often a guard that serves looks whether a pager wants to.
 /// The pause before a guard that has given the lock away wants it again.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// How often a guard that serves looks whether a pager wants to.
 const LOOK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What a guard is told at its start.
@@ -238,10 +238,16 @@ pub fn guard() -> io::Result<()> {
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
         match current_store(&vmm, &ward, away.take()) {
             Ok(pages) => {
-                let GuardEnd::Wished(pages) = serve(&vmm, &ward, &faults, pages) else {
-                    return Ok(());
-                };
-                away = pages;
+                match serve(&vmm, &ward, &faults, pages) {
+                    GuardEnd::Wished(pages) => away = pages,
+                    GuardEnd::Over(None) => return Ok(()),
+                    GuardEnd::Over(Some(leases)) => {
+                        // Nothing that a later machine with the same number needs.
+                        drop((lock, place, faults, vmm));
+                        remove_ended_tables(&leases);
+                        return Ok(());
+                    }
+                }
             }
             Err(_) if vmm.has_ended() => return Ok(()),
             // Another guard may be able to. If not, it is tried again.
@@ -284,6 +290,8 @@ fn current_store(
     };
     if let Some(pages) = &mut pages {
         pages.recover();
+        // Without it, it looks what is asked for each time that it wakes.
+        let _ = pages.listen();
     }
     Ok(pages)
 }
@@ -292,8 +300,9 @@ fn current_store(
 enum GuardEnd {
     /// A pager wants to. The pages that are away.
     Wished(Option<Box<AwayPages>>),
-    /// Nothing is away any more, or the VMM has ended.
-    Over,
+    /// Nothing is away any more, or the VMM has ended: the folder of its tables of leases, which
+    /// are put aside.
+    Over(Option<PathBuf>),
 }
 
 /// Serves until the next pager wants to, nothing is away any more, or the VMM has ended.
@@ -304,23 +313,26 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
     }
     loop {
         if record::is_wished(&ward.wish) {
+            away.iter_mut().for_each(|pages| pages.stop_listening());
             return GuardEnd::Wished(away);
         }
         let mut polled = vec![PollFd::new(vmm, PollFlags::IN)];
         let has_pages = away.as_ref().is_some_and(|pages| pages.count() > 0);
         if let Some(pages) = away.as_ref().filter(|_| has_pages) {
             polled.push(PollFd::new(faults, PollFlags::IN));
-            polled.extend(pages.wanted().iter().map(|fifo| PollFd::new(fifo, PollFlags::IN)));
+            polled.extend(pages.wanted().iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let pause = if has_pages { LOOK_PAUSE } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
         // After an error, as after a signal, it looks anew.
         let _ = poll(&mut polled, Some(&pause));
         let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         if ready[0] {
-            if let Some(pages) = away {
+            let leases = away.map(|pages| {
+                let leases = pages.leases().to_owned();
                 pages.end(true);
-            }
-            return GuardEnd::Over;
+                leases
+            });
+            return GuardEnd::Over(leases);
         }
         let Some(pages) = away.as_mut().filter(|_| has_pages) else {
             // The dead pager's last figures say that pages are away.
@@ -332,9 +344,9 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
             };
             away.iter().flat_map(|pages| pages.tables()).for_each(|table| table.publish(&figures));
             release(faults, &ward.memory);
-            return GuardEnd::Over;
+            return GuardEnd::Over(None);
         };
-        if ready[2..].contains(&true) {
+        if ready[2..].contains(&true) || pages.wanted().is_empty() {
             pages.serve_wanted(faults);
         }
         if ready[1] {

@@ -49,6 +49,7 @@ mod tripwire;
 mod vmm;
 
 pub use attach::{AttachOptions, AttachStep, Helpers, attach, detach_orphan};
+pub use away::remove_ended_tables;
 pub use control::{Control, Request, ask, ask_to_detach, list};
 pub use counts::{EvictionCounts, PagerCounts, PagerStatus, ShadowCounts};
 pub use fathom_guest_memory::LEASE_FOLDER;

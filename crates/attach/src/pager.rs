@@ -246,6 +246,7 @@ impl Pager {
         }
         self.work = Work::Eviction(Box::new(eviction));
         self.look = Some(Look::new(ask));
+        self.helpers.clean(&leases);
         Ok(())
     }
 
@@ -329,6 +330,16 @@ impl Pager {
                 publisher.publish_if_due(eviction.away.tables(), &status);
             }
             _ => {}
+        }
+    }
+
+    /// Whether daemons cannot wake it.
+    fn is_deaf(&self) -> bool {
+        match &self.work {
+            Work::Eviction(eviction) => {
+                eviction.away.wanted().is_empty() && eviction.away.count() > 0
+            }
+            _ => false,
         }
     }
 
@@ -424,7 +435,7 @@ impl Pager {
         polled.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, input)));
         polled.extend(self.guard.as_ref().map(|guard| PollFd::new(guard, input)));
         if let Work::Eviction(eviction) = &self.work {
-            polled.extend(eviction.away.wanted().iter().map(|fifo| PollFd::new(fifo, input)));
+            polled.extend(eviction.away.wanted().iter().map(|socket| PollFd::new(socket, input)));
         }
         match poll(&mut polled, pause.as_ref()) {
             Ok(_) => {}
@@ -439,7 +450,7 @@ impl Pager {
             is_limited: next(true),
             is_asked: next(stop.is_some()),
             is_alone: next(self.guard.is_some()),
-            is_wanted: ready.any(|is_ready| is_ready),
+            is_wanted: ready.any(|is_ready| is_ready) || self.is_deaf(),
         })
     }
 
@@ -561,7 +572,11 @@ impl Pager {
         // pager adopts what there is.
         if self.place.write(&self.record).is_ok() || has_ended {
             if let Some(eviction) = eviction {
+                let leases = eviction.away.leases().to_owned();
                 eviction.away.end(has_ended);
+                if has_ended {
+                    self.helpers.clean(&leases);
+                }
             }
         }
         if let Some(guard) = self.guard.take() {

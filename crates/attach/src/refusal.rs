@@ -336,6 +336,8 @@ pub(crate) fn find_daemons(
         }
         match daemon::examine(process) {
             Examined::Daemon(found) => daemons.push(found),
+            // It has ended meanwhile, or has let go.
+            _ if !Vmm::mappings_of(process).is_ok_and(|maps| maps.iter().any(has)) => {}
             Examined::Untrusted(user) => return Err(AttachRefusal::Untrusted(process, user)),
             Examined::Other => {
                 let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();

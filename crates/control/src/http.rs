@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 /// The longest answer that is read, in bytes.
@@ -23,7 +24,7 @@ pub(crate) fn exchange(
 
 /// Sends one request and reads an answer of at most so many bytes, up to an instant.
 pub(crate) fn exchange_bounded(
-    stream: &mut (impl Read + Write),
+    stream: &mut UnixStream,
     method: &str,
     path: &str,
     body: Option<&[u8]>,
@@ -33,9 +34,11 @@ pub(crate) fn exchange_bounded(
     let mut answer = Vec::new();
     let mut part = [0; 4096];
     loop {
-        if Instant::now() >= end {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        stream.set_read_timeout(Some(left))?;
         match stream.read(&mut part) {
             Ok(0) => return parse(&answer),
             Ok(length) if (answer.len() + length) as u64 <= bytes_max => {

@@ -1,15 +1,17 @@
 //! A daemon for tests: a process, of any user, that maps the guest's memory and takes leases, or
 //! one that means harm.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::userfault::{UserFault, open_device};
 use fathom_guest_memory::{GuestLeases, GuestMemory, MemoryFile, Purpose};
 
 use crate::machine::{Machine, PATTERN_AT, pattern};
@@ -25,10 +27,11 @@ pub fn leases(machine: &Machine) -> PathBuf {
     machine.folder().with_extension("leases")
 }
 
-/// The table of a machine.
+/// The table of a machine, in its folder.
 pub fn table(machine: &Machine) -> PathBuf {
     let entries = std::fs::read_dir(leases(machine)).unwrap().flatten();
-    entries.map(|entry| entry.path()).find(|path| path.extension().is_none()).expect("a table")
+    let mut tables = entries.map(|entry| entry.path().join("table"));
+    tables.find(|path| path.exists()).expect("a table")
 }
 
 /// This program, by another name, owner and mode.
@@ -85,6 +88,9 @@ impl Holder {
         let mut command = as_user(user);
         command.args(["setpriv", "--pdeathsig", "KILL", "--"]).arg(program.path());
         command.arg("role-holder").arg(leases(machine)).arg(mode);
+        if mode == "holds" {
+            command.stderr(open_device().unwrap());
+        }
         let mut child = command.stdin(memory).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
@@ -143,6 +149,7 @@ pub fn play(folder: &Path, mode: &str) {
     println!("ready");
     match mode {
         "honest" => check(&memory),
+        "holds" => hold_locks(folder, identity),
         harm => do_harm(folder, identity, harm),
     }
 }
@@ -176,16 +183,48 @@ fn check(memory: &GuestMemory) {
     }
 }
 
-/// Does what a process can do that may write to the table and the FIFO.
+/// Holds the lock of the table's inode in the kernel for ever: it writes from a page that never
+/// comes. Its standard error is `/dev/userfaultfd`; whoever may mount a file system of their own
+/// does not need that.
+fn hold_locks(folder: &Path, memory: MemoryFile) {
+    let place = folder.join(format!("{:x}-{:x}", memory.device, memory.inode));
+    let table = File::options().read(true).write(true).open(place.join("table")).unwrap();
+    let faults = UserFault::own(io::stderr().as_fd(), 0).unwrap();
+    // SAFETY: a new mapping.
+    let page = unsafe {
+        let (rights, kind) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(std::ptr::null_mut(), PAGE as usize, rights | libc::PROT_WRITE, kind, -1, 0)
+    };
+    let address = page.addr() as u64;
+    faults.register(&(address..address + PAGE)).unwrap();
+    std::thread::spawn(move || {
+        let page = std::ptr::with_exposed_provenance::<libc::c_void>(address as usize);
+        // SAFETY: the page stays mapped.
+        unsafe { libc::pwrite(table.as_raw_fd(), page, 8, 0) };
+        println!("wrong: the write has ended");
+    });
+    while !faults.has_faults() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("holds");
+    std::thread::park();
+}
+
+/// Does what a process can do that may write to the table and wake the pager.
 fn do_harm(folder: &Path, memory: MemoryFile, harm: &str) {
-    let path = folder.join(format!("{:x}-{:x}", memory.device, memory.inode));
+    let place = folder.join(format!("{:x}-{:x}", memory.device, memory.inode));
+    let path = place.join("table");
     let table = File::options().read(true).write(true).open(&path).unwrap();
-    let fifo = OpenOptions::new()
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path.with_extension("wanted"))
-        .unwrap();
-    assert!(File::open(path.with_extension("wanted")).is_err(), "it may read the FIFO");
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.connect(place.join("wanted")).unwrap();
+    // It may use what is in the folder, and change nothing of it.
+    assert!(std::fs::read_dir(&place).is_err(), "it may list the folder");
+    assert!(
+        std::fs::remove_file(&path).is_err() && std::fs::rename(&path, place.join("x")).is_err()
+    );
+    assert!(File::create(place.join("owner")).is_err(), "it may say whose table it is");
+    assert!(UnixDatagram::bind(place.join("y")).is_err());
     // SAFETY: no memory is involved.
     let leased = unsafe { libc::fcntl(table.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
     assert_eq!(leased, -1, "it may hold up who opens the table");
@@ -204,8 +243,7 @@ fn do_harm(folder: &Path, memory: MemoryFile, harm: &str) {
         }
         let _ = table.write_all_at(&number.to_ne_bytes(), (512 + page) * 8);
         if count % 16 == 0 {
-            let message = [page.to_ne_bytes(), number.to_ne_bytes()].concat();
-            let _ = io::Write::write(&mut &fifo, &message[..random.usize(..=16)]);
+            let _ = socket.send(&number.to_ne_bytes()[..random.usize(..=8)]);
         }
         if count % 4096 == 0 {
             println!("harms");

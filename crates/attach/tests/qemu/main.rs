@@ -41,6 +41,7 @@ const TESTS: &[Test] = &[
         users::a_fathom_that_is_not_of_root_has_all_pages_come_in,
     ),
     ("a_daemon_that_means_harm", users::a_daemon_that_means_harm),
+    ("a_daemon_that_holds_the_kernels_locks", users::a_daemon_that_holds_the_kernels_locks),
     ("memory_that_is_not_shared", refusals::memory_that_is_not_shared),
     ("memory_on_a_disk_and_in_huge_pages", refusals::memory_on_a_disk_and_in_huge_pages),
     ("locked_memory", refusals::locked_memory),

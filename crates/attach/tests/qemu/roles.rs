@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use fathom_attach::{
-    AttachOptions, Control, EvictionOptions, Helpers, Pager, SystemCall, Vmm, attach, guard, inject,
+    AttachOptions, Control, EvictionOptions, Helpers, Pager, SystemCall, Vmm, attach, guard,
+    inject, remove_ended_tables,
 };
 use fathom_failure::Failure;
 
@@ -24,6 +25,7 @@ pub fn helpers() -> Helpers {
         program: PathBuf::from("/proc/self/exe"),
         injector: vec!["role-injector".into()],
         guard: vec!["role-guard".into()],
+        cleaner: vec!["role-cleaner".into()],
     }
 }
 
@@ -50,6 +52,7 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
             println!("{}", serde_json::to_string(&report).unwrap());
         }
         "role-guard" => guard().unwrap(),
+        "role-cleaner" => remove_ended_tables(Path::new(&arguments[1])),
         // VMM, folder, socket or "-", whether it has to adopt.
         "role-pager" => {
             let vmm = Vmm::open(number(1)).unwrap();

@@ -2,11 +2,13 @@
 //! after its death and the pager's, and can harm only the guest that it serves.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
 
 use fathom_attach::{Request, ask};
 
 use crate::evictions::{LIMIT, PATTERN, await_away, status};
-use crate::holder::{Holder, Program, as_user, table};
+use crate::holder::{Holder, Program, as_user, leases, table};
 use crate::machine::{Machine, PagerProcess, until};
 
 /// Users that need not exist.
@@ -49,8 +51,8 @@ pub fn a_daemon_of_another_user() {
     }
     let counts = await_away(&machine, PATTERN / 3);
     assert!(counts.wanted > 100, "{counts:?}");
-    let (table, fifo) = (table(&machine), table(&machine).with_extension("wanted"));
-    for path in [&table, &fifo] {
+    let (table, socket) = (table(&machine), table(&machine).with_file_name("wanted"));
+    for path in [&table, &socket] {
         assert!(may_use(USER, path) && !may_use(STRANGER, path), "{}", path.display());
     }
     // It is started again, and has its place from the beginning, without any look.
@@ -114,8 +116,9 @@ pub fn a_fathom_that_is_not_of_root_has_all_pages_come_in() {
         });
         let process = format!("process {} ", holder.process());
         assert!(now.retreat.contains(reason) && now.retreat.contains(&process), "{now:?}");
-        let mode = table(&machine).metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "it was let in");
+        let folder = table(&machine).with_file_name("");
+        let mode = folder.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "it was let in");
         machine.check_pattern();
         drop(holder);
         until("the end of the retreat", || {
@@ -154,4 +157,69 @@ pub fn a_daemon_that_means_harm() {
         others.detach();
         other.check_pattern();
     }
+}
+
+/// A daemon's user can hold the lock of a table in the kernel for ever. Nobody waits for it: not
+/// its own pager, not other daemons, not the pagers of other machines, whether its machine runs or
+/// has ended.
+pub fn a_daemon_that_holds_the_kernels_locks() {
+    let mut machine = Machine::with_pattern();
+    let mut other = Machine::with_pattern();
+    let program = Program::installed(&machine);
+    if !can_run(&program) {
+        return;
+    }
+    // Both machines' tables are in one folder, as on a host.
+    let shared = leases(&machine);
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o711)).unwrap();
+    std::os::unix::fs::symlink(&shared, leases(&other)).unwrap();
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 3);
+    let table = table(&machine);
+    let mut hostile = Holder::start(&machine, &program, USER, "holds");
+    hostile.says("holds");
+    // It is held.
+    let mut waits = Command::new("chmod").arg("666").arg(&table).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waits.try_wait().unwrap().is_none(), "the lock is not held");
+    // A daemon of another user is let in and served.
+    let mut honest = Holder::start(&machine, &program, SECOND, "honest");
+    honest.says("ready");
+    honest.says("checked");
+    // The pager dies, its guard serves, the next one does, and detaches.
+    pager.kill();
+    honest.says("checked");
+    let mut pager = PagerProcess::start_evicting(&machine, "adopt", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 3);
+    honest.says("checked");
+    assert_eq!(pager.detach().state, "detached");
+    machine.check_pattern();
+    // Its machine ends while a pager serves.
+    let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
+    pager.attached();
+    await_away(&machine, PATTERN / 3);
+    drop(honest);
+    drop(machine);
+    let last = pager.detach();
+    assert_eq!(last.state, "ended", "{last:?}");
+    // Another machine's pager, whose cleaner meets the table, and its daemon.
+    let mut others = PagerProcess::start_evicting(&other, "attach", "", Some(LIMIT));
+    others.attached();
+    await_away(&other, PATTERN / 3);
+    let mut honest = Holder::start(&other, &program, SECOND, "honest");
+    honest.says("ready");
+    honest.says("checked");
+    assert!(waits.try_wait().unwrap().is_none(), "the lock is not held any more");
+    let names = || std::fs::read_dir(&shared).unwrap().count();
+    assert!(names() > 2, "the table is gone, though nobody can remove it");
+    // When the lock is free, the cleaner goes on.
+    drop(hostile);
+    waits.wait().unwrap();
+    until("the end of the table", || (names() == 2).then_some(()));
+    others.detach();
+    drop(honest);
+    other.check_pattern();
 }

@@ -257,18 +257,24 @@ enum Helper {
     Inject { thread: i32, number: u64, first: u64, second: u64, third: u64 },
     /// Waits for its pager's end
     Guard,
+    /// Removes the tables of leases of machines that have ended
+    Clean { leases: PathBuf },
 }
 
 impl PagerHelper {
     /// Carries the helper's task out.
     pub fn run(&self) -> ExitCode {
-        match self.helper {
-            Helper::Inject { thread, number, first, second, third } => {
+        match &self.helper {
+            &Helper::Inject { thread, number, first, second, third } => {
                 let call = SystemCall { number, arguments: [first, second, third] };
                 let report = fathom_attach::inject(thread, call, &mut |_| {});
                 ExitCode::from(u8::from(output::json(&report).is_err()))
             }
             Helper::Guard => ExitCode::from(u8::from(fathom_attach::guard().is_err())),
+            Helper::Clean { leases } => {
+                fathom_attach::remove_ended_tables(leases);
+                ExitCode::SUCCESS
+            }
         }
     }
 }
@@ -489,7 +495,8 @@ fn options(folder: &Path, qmp: Option<PathBuf>, must_adopt: bool) -> AttachOptio
     // This program, even if its file has been replaced since.
     let program = PathBuf::from("/proc/self/exe");
     let helper = |name: &str| vec![HELPER.into(), name.into()];
-    let helpers = Helpers { program, injector: helper("inject"), guard: helper("guard") };
+    let [injector, guard, cleaner] = ["inject", "guard", "clean"].map(helper);
+    let helpers = Helpers { program, injector, guard, cleaner };
     AttachOptions { folder: folder.to_owned(), qmp, helpers, must_adopt }
 }
 

@@ -55,7 +55,8 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.0.take().unwrap().remove();
+        self.0.take().unwrap().put_aside();
+        PagerLeases::remove_ended(Path::new(LEASE_FOLDER), |_| false);
     }
 }
 

@@ -89,7 +89,8 @@ impl Pager {
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        self.leases.take().unwrap().remove();
+        self.leases.take().unwrap().put_aside();
+        PagerLeases::remove_ended(Path::new(LEASE_FOLDER), |_| false);
     }
 }
 

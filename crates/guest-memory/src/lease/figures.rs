@@ -25,7 +25,8 @@ use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::table::{HEADER, MemoryFile, PagerLeases, TableOwner, expected, owner_in};
+use super::folder::{TableFolder, TableOwner};
+use super::table::{HEADER, MemoryFile, PagerLeases, expected};
 
 /// The place of the first figure in the header, which is the version.
 const AT_FIGURES: usize = 64;
@@ -197,8 +198,8 @@ impl PagerFigures {
     }
 
     /// The newest figures in the tables of a guest's memory files, and the VMM whose memory it is.
-    /// `None` without a pager, and with one that has never said anything. All numbers are as
-    /// another process has left them.
+    /// `None` without a pager, and with one that has never said anything. The VMM is as a pager of
+    /// root has written it, and all figures are as any process with the table has left them.
     pub fn read(folder: &Path, files: &[MemoryFile]) -> Option<(TableOwner, Self)> {
         let found = files.iter().filter_map(|file| read(folder, *file));
         found.max_by_key(|(_, figures)| figures.published_ns)
@@ -211,7 +212,8 @@ fn read(folder: &Path, memory: MemoryFile) -> Option<(TableOwner, PagerFigures)>
     let mut options = File::options();
     // Another kind of file must not make it wait.
     options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK);
-    let file = options.open(memory.table(folder)).ok()?;
+    let place = TableFolder::of(folder, memory);
+    let file = options.open(place.table()).ok()?;
     let mut bytes = [0; (AT_FIGURES + PLACES) * 8];
     file.read_exact_at(&mut bytes, 0).ok()?;
     let number = |at: usize| {
@@ -223,7 +225,7 @@ fn read(folder: &Path, memory: MemoryFile) -> Option<(TableOwner, PagerFigures)>
         return None;
     }
     let numbers = std::array::from_fn(|at| number(AT_FIGURES + 1 + at));
-    Some((owner_in(number), PagerFigures::of(numbers)))
+    Some((place.owner()?, PagerFigures::of(numbers)))
 }
 
 impl PagerLeases {
@@ -279,7 +281,7 @@ mod tests {
         drop(first);
         let next = PagerLeases::start(folder.path(), files[0], 4, OWNER).unwrap();
         assert_eq!(PagerFigures::read(folder.path(), &files[..1]), Some((OWNER, figures(5))));
-        next.remove();
+        next.put_aside();
         assert_eq!(PagerFigures::read(folder.path(), &files[..1]), None);
     }
 
@@ -289,7 +291,7 @@ mod tests {
         let file = memory(folder.path(), "a");
         let pager = PagerLeases::start(folder.path(), file, 4, OWNER).unwrap();
         pager.publish(&figures(1));
-        let path = file.table(folder.path());
+        let path = TableFolder::of(folder.path(), file).table();
         let table = File::options().write(true).open(&path).unwrap();
         let put = |at: usize, number: u64| {
             table.write_all_at(&number.to_ne_bytes(), at as u64 * 8).unwrap();
@@ -308,8 +310,19 @@ mod tests {
         put(AT_FIGURES, VERSION);
         assert!(read().is_some());
         let other = MemoryFile { inode: file.inode + 1, ..file };
-        std::fs::copy(&path, other.table(folder.path())).unwrap();
+        let others = TableFolder::of(folder.path(), other);
+        std::fs::create_dir(others.path()).unwrap();
+        std::fs::copy(&path, others.table()).unwrap();
+        std::fs::write(others.path().join("owner"), "77 5 9\n").unwrap();
         assert_eq!(PagerFigures::read(folder.path(), &[other]), None);
+        // Without a VMM that is known.
+        let owner = path.with_file_name("owner");
+        for text in ["", "77 5\n", "77 5 9", "77 5 9 1\n", "-7 5 9\n", &"7".repeat(99)] {
+            std::fs::write(&owner, text).unwrap();
+            assert_eq!(read(), None, "{text:?}");
+        }
+        std::fs::write(&owner, "77 5 9\n").unwrap();
+        assert!(read().is_some());
         // One that is too short, a folder, and a pipe that nobody writes to.
         table.set_len(700).unwrap();
         assert_eq!(read(), None);

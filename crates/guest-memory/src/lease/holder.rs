@@ -94,7 +94,7 @@ impl Place {
             let _ = self.table.change(page, |word| Some(want(word)).filter(|next| *next != word));
         }
         if can_come {
-            self.bell.lock().ring(&pages);
+            self.bell.lock().ring(&self.table, self.holder, &pages);
         }
         can_come
     }

@@ -17,7 +17,7 @@
 //! - A lease for writing makes the pager's copy invalid in the same step, because writes through
 //!   another mapping than the VMM's raise no event.
 //! - A lease on a page that is not there is refused. It is remembered that the page is wanted, and
-//!   the pager is woken by a FIFO beside the table (`wanted.rs`), but for a look.
+//!   the pager is woken by a socket beside the table (`wanted.rs`), but for a look.
 //! - A touch without a lease of a page that is away is an error: a holder's mappings are registered
 //!   (`mapping/missing.rs`), and it says *ready for eviction* only when no other mapping is in use.
 //! - Of a holder that has died, reads are given back; pages that it may still be writing, by direct
@@ -33,6 +33,7 @@ mod admission;
 #[cfg(test)]
 mod eviction_model;
 mod figures;
+mod folder;
 mod holder;
 #[cfg(test)]
 mod model;
@@ -43,7 +44,8 @@ mod wanted;
 mod word;
 
 pub use figures::{EvictionHold, PagerFigures, PagerPhase, published_now_ns};
+pub use folder::{LEASE_FOLDER, TableOwner};
 pub use holder::GuestLeases;
-pub use table::{HOLDERS, LEASE_FOLDER, LeaseTable, MemoryFile, PagerLeases, TableOwner};
+pub use table::{HOLDERS, LeaseTable, MemoryFile, PagerLeases};
 pub use wanted::WantedPages;
 pub use word::{PageState, PageWord};

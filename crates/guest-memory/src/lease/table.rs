@@ -1,10 +1,11 @@
 //! The table of words: its file, and both sides of it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,17 +13,16 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::mapping::{Mapping, MemoryOwner};
 
-use super::admission::{self, Rights};
+use super::folder::{self, TableFolder, TableOwner};
 use super::word::PageWord;
 
-/// Where tables are: in memory. Not in the folder of the daemon's unit, which goes when that stops.
-pub const LEASE_FOLDER: &str = "/run/fathom-pager/leases";
 /// The most processes that share a guest's memory with a pager.
 pub const HOLDERS: usize = 2;
 
 /// `fathomLT`, and the version of the layout.
 const MAGIC: u64 = 0x544c_6d6f_6874_6166;
-const VERSION: u64 = 1;
+/// 1 was one file for each file of memory, without a folder.
+const VERSION: u64 = 2;
 /// The numbers of 64 bits before the first word: one page.
 pub(super) const HEADER: usize = 512;
 /// How often a word is changed that others change at the same time. Each failure is a success of
@@ -41,16 +41,20 @@ const AT_PAGES: usize = 4;
 const AT_HOLDERS: usize = 8;
 /// How far a holder is: [`LEASES`] or [`EVICTION`].
 const AT_READY: usize = 16;
-/// The VMM's process, and when it started. From 64 on are the pager's figures (`figures.rs`).
-const AT_OWNER: usize = 32;
-const AT_OWNER_START: usize = 33;
-const AT_OWNER_NAMESPACE: usize = 34;
+/// From 64 on are the pager's figures (`figures.rs`). From here on are the pages that each holder
+/// wants (`wanted.rs`).
+const AT_WANTED: usize = 128;
+/// How many ranges of pages a holder can ask for until the pager looks.
+const WANTED_SLOTS: usize = 128;
+/// The low bits of a range that has been asked for: how many pages. Those above: the first one.
+const WANTED_COUNT_BITS: u32 = 16;
+const _: () = assert!(AT_WANTED + HOLDERS * WANTED_SLOTS <= HEADER);
 /// All accesses of a holder take leases.
 const LEASES: u64 = 1;
 /// The same, and it touches no page that is away: its mappings are registered, and it has no
 /// others.
-/// 2 was that of versions that do not wake the pager.
-const EVICTION: u64 = 3;
+/// 2 and 3 were those of versions that do not wake the pager, or otherwise.
+const EVICTION: u64 = 4;
 
 /// A file of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,27 +74,11 @@ impl MemoryFile {
         let found = file.metadata()?;
         Ok(Self { device: found.dev(), inode: found.ino() })
     }
-
-    pub(super) fn table(self, folder: &Path) -> PathBuf {
-        folder.join(format!("{:x}-{:x}", self.device, self.inode))
-    }
-
-    /// The FIFO by which holders ask for pages.
-    pub(super) fn fifo(self, folder: &Path) -> PathBuf {
-        self.table(folder).with_extension("wanted")
-    }
 }
 
 /// What the header of a memory file's table has: numbers, and their places.
 pub(super) fn expected(memory: MemoryFile) -> [(usize, u64); 4] {
     [(AT_MAGIC, MAGIC), (AT_VERSION, VERSION), (AT_DEVICE, memory.device), (AT_INODE, memory.inode)]
-}
-
-/// The VMM in a header of which `number` reads the numbers.
-pub(super) fn owner_in(number: impl Fn(usize) -> u64) -> TableOwner {
-    let process = u32::try_from(number(AT_OWNER)).unwrap_or(0);
-    let (start_ticks, namespace) = (number(AT_OWNER_START), number(AT_OWNER_NAMESPACE));
-    TableOwner { process, start_ticks, namespace }
 }
 
 /// A mapped table.
@@ -114,16 +102,16 @@ impl LeaseTable {
     /// # Errors
     /// When there is a file that is no such table, or it cannot be used.
     pub(super) fn open(folder: &Path, memory: MemoryFile) -> io::Result<Option<Self>> {
-        let path = memory.table(folder);
+        let path = TableFolder::of(folder, memory).table();
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
         let file = match options.open(&path) {
             Ok(file) => file,
             Err(error) => {
                 // Without a free descriptor, a file that does not exist is not found either.
+                // A file in the place of its folder is a table of an earlier version.
                 let found = fs::symlink_metadata(&path).map_err(|error| error.kind());
-                let is_absent =
-                    matches!(found, Err(ErrorKind::NotFound | ErrorKind::NotADirectory));
+                let is_absent = matches!(found, Err(ErrorKind::NotFound));
                 return if is_absent { Ok(None) } else { Err(error) };
             }
         };
@@ -138,7 +126,7 @@ impl LeaseTable {
         Ok(Some(Self { pages, ..table }))
     }
 
-    /// Makes one, in place of any other.
+    /// Makes one in a new folder, in place of any other.
     fn create(
         folder: &Path,
         memory: MemoryFile,
@@ -148,18 +136,16 @@ impl LeaseTable {
         if pages > PAGES_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "the memory is too large"));
         }
-        // Others may find out whether there is a table, and not open it.
-        DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
-        let path = memory.table(folder);
-        let part = path.with_extension("new");
+        let place = TableFolder::of(folder, memory);
+        let part = place.begin(owner)?;
         let file = File::options()
             .read(true)
             .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
+            .create_new(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&part)?;
+            .open(part.table())?;
+        // Of whoever may use the folder.
+        file.set_permissions(Permissions::from_mode(0o666))?;
         // All of it, so that no access fails later for lack of space.
         fallocate(&file, FallocateFlags::empty(), 0, (HEADER as u64 + pages) * 8)?;
         let table = Self::map(file, pages)?;
@@ -167,15 +153,12 @@ impl LeaseTable {
             (AT_DEVICE, memory.device),
             (AT_INODE, memory.inode),
             (AT_PAGES, pages),
-            (AT_OWNER, u64::from(owner.process)),
-            (AT_OWNER_START, owner.start_ticks),
-            (AT_OWNER_NAMESPACE, owner.namespace),
             (AT_VERSION, VERSION),
             (AT_MAGIC, MAGIC),
         ] {
             table.set_number(at, value);
         }
-        fs::rename(part, path)?;
+        place.complete(&part)?;
         Ok(table)
     }
 
@@ -187,10 +170,6 @@ impl LeaseTable {
         if let Some(cell) = self.map.access().u64s().get(at) {
             cell.store(value, Ordering::Release);
         }
-    }
-
-    fn owner(&self) -> TableOwner {
-        owner_in(|at| self.number(at))
     }
 
     /// The number of pages.
@@ -291,6 +270,33 @@ impl LeaseTable {
         self.change_all(|word| word.give_back(holder));
     }
 
+    /// Asks for pages of which the words say that they are wanted, in the `turn`-th slot of a
+    /// holder. What the pager has not read there is lost, and asked for again.
+    pub(super) fn ask(&self, holder: usize, turn: usize, pages: &Range<u64>) {
+        let most = (1 << WANTED_COUNT_BITS) - 1;
+        let count = pages.end.saturating_sub(pages.start).min(most);
+        let slot = AT_WANTED + holder % HOLDERS * WANTED_SLOTS + turn % WANTED_SLOTS;
+        if count > 0 && pages.start < PAGES_MAX {
+            self.set_number(slot, pages.start << WANTED_COUNT_BITS | count);
+        }
+    }
+
+    /// The pages for which holders have asked, which may be any. Each request is returned once.
+    pub(super) fn take_asked(&self, mut each: impl FnMut(Range<u64>)) {
+        let access = self.map.access();
+        let slots = access.u64s().get(AT_WANTED..AT_WANTED + HOLDERS * WANTED_SLOTS);
+        for slot in slots.unwrap_or_default() {
+            // Most are empty, and need not be written.
+            let found =
+                if slot.load(Ordering::Relaxed) == 0 { 0 } else { slot.swap(0, Ordering::SeqCst) };
+            let (first, count) =
+                (found >> WANTED_COUNT_BITS, found & ((1 << WANTED_COUNT_BITS) - 1));
+            if count > 0 {
+                each(first..first + count);
+            }
+        }
+    }
+
     /// Says that all accesses of a holder take leases, and whether pages may leave.
     pub(super) fn set_ready(&self, holder: usize, for_eviction: bool) {
         self.set_number(AT_READY + holder, if for_eviction { EVICTION } else { LEASES });
@@ -318,19 +324,7 @@ impl LeaseTable {
 #[derive(Debug)]
 pub struct PagerLeases {
     table: LeaseTable,
-    path: PathBuf,
-    fifo: PathBuf,
-}
-
-/// A process that no other can be mistaken for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableOwner {
-    /// Its number.
-    pub process: u32,
-    /// When it started, in ticks of the kernel's clock since the boot.
-    pub start_ticks: u64,
-    /// The namespace of its number: the inode of `/proc/self/ns/pid`.
-    pub namespace: u64,
+    folder: TableFolder,
 }
 
 impl PagerLeases {
@@ -346,14 +340,15 @@ impl PagerLeases {
         pages: u64,
         owner: TableOwner,
     ) -> io::Result<Self> {
+        let place = TableFolder::of(folder, memory);
         let found = LeaseTable::open(folder, memory).ok().flatten();
-        let is_its = |table: &LeaseTable| table.pages == pages && table.owner() == owner;
+        let is_its = |table: &LeaseTable| table.pages == pages && place.owner() == Some(owner);
         let table = match found.filter(is_its) {
             Some(table) => table,
             None => LeaseTable::create(folder, memory, pages, owner)?,
         };
         table.change_all(PageWord::stay);
-        Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
+        Ok(Self { table, folder: place })
     }
 
     /// The table of a memory file of `pages` pages that a living pager has made: nothing is
@@ -368,7 +363,7 @@ impl PagerLeases {
             let text = format!("it has {} pages in place of {pages}", table.pages);
             return Err(io::Error::new(ErrorKind::InvalidData, text));
         }
-        Ok(Self { table, path: memory.table(folder), fifo: memory.fifo(folder) })
+        Ok(Self { table, folder: TableFolder::of(folder, memory) })
     }
 
     /// The table.
@@ -376,18 +371,13 @@ impl PagerLeases {
         &self.table
     }
 
-    /// Lets daemons of these users use the table, and write to the FIFO if there is one. At most
-    /// [`HOLDERS`] users are admitted at a time; those of before stay if there is room.
+    /// Lets daemons of these users use the table, and wake the pager. At most [`HOLDERS`] users are
+    /// admitted at a time; those of before stay if there is room.
     ///
     /// # Errors
     /// When the file system has no access control lists, or this user may not change them.
     pub fn admit(&self, users: &[u32]) -> io::Result<()> {
-        admission::admit(&self.path, users, Rights::ReadWrite)?;
-        match admission::admit(&self.fifo, users, Rights::Write) {
-            // Without it, holders wake nobody.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            admitted => admitted,
-        }
+        self.folder.admit(users)
     }
 
     /// The processes that have a place in the table, and take leases for what they have mapped
@@ -436,29 +426,19 @@ impl PagerLeases {
         self.table.change_all(PageWord::stay);
     }
 
-    /// Removes the table of a VMM that has ended. Holders that still have it take leases of no
-    /// effect.
-    pub fn remove(self) {
+    /// Puts the table of a VMM that has ended aside, for [`remove_ended`](Self::remove_ended).
+    /// Holders that still have it take leases of no effect.
+    pub fn put_aside(self) {
         self.forget();
-        let _ = fs::remove_file(&self.path);
-        let _ = fs::remove_file(&self.fifo);
+        let _ = self.folder.put_aside();
     }
 
-    /// Removes the tables in `folder` of VMMs that have ended.
+    /// Removes the tables in `folder` of VMMs that have ended, and what was put aside.
+    ///
+    /// Whoever may write to a table can keep the kernel from removing it, for as long as they
+    /// like: this call, and its process, then neither return nor end. So it belongs into a process
+    /// that nobody waits for. There is one at a time: others do nothing.
     pub fn remove_ended(folder: &Path, has_ended: impl Fn(TableOwner) -> bool) {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-            if path.extension().is_some() || !is_file {
-                continue;
-            }
-            let Ok(file) = File::open(&path) else { continue };
-            let Ok(header) = Mapping::read_only(&file, 0, HEADER as u64 * 8) else { continue };
-            let number = |at: usize| u64::from_ne_bytes(header.access().bytes(at * 8));
-            if number(AT_MAGIC) == MAGIC && has_ended(owner_in(number)) {
-                let _ = fs::remove_file(&path);
-                let _ = fs::remove_file(path.with_extension("wanted"));
-            }
-        }
+        folder::remove_ended(folder, has_ended);
     }
 }

@@ -35,6 +35,12 @@ impl Scene {
         (Self { folder, file }, pager)
     }
 
+    fn plain(&self) -> GuestMemory {
+        let mut memory = GuestMemory::default();
+        memory.add(0, PAGE, self.file.try_clone().unwrap(), 0, &Arc::default()).unwrap();
+        memory
+    }
+
     fn memory(&self) -> GuestMemory {
         memory(self.folder.path(), &self.file).0
     }
@@ -42,6 +48,10 @@ impl Scene {
 
 fn pager(folder: &Path, file: &File) -> PagerLeases {
     PagerLeases::start(folder, MemoryFile::of(file).unwrap(), PAGES, OWNER).unwrap()
+}
+
+fn place(scene: &Scene) -> folder::TableFolder {
+    folder::TableFolder::of(scene.folder.path(), MemoryFile::of(&scene.file).unwrap())
 }
 
 /// The memory behind a hole at its beginning, with leases.
@@ -108,13 +118,13 @@ fn tables_end_with_their_pager_and_are_taken_up_after_its_death() {
     let second = pager(scene.folder.path(), &scene.file);
     assert!(second.table().word(1).is_leased());
     assert_eq!([4, 5].map(|page| second.table().word(page)), [PageWord(0); 2]);
-    second.remove();
-    let mut bare = GuestMemory::default();
-    bare.add(0, PAGE, scene.file.try_clone().unwrap(), 0, &Arc::default()).unwrap();
+    second.put_aside();
+    let bare = scene.plain();
     assert!(GuestLeases::find(scene.folder.path(), &bare).unwrap().is_none());
     // Rubbish is refused; a pager replaces it.
-    let path = MemoryFile::of(&scene.file).unwrap().table(scene.folder.path());
-    std::fs::write(&path, vec![7; 8192]).unwrap();
+    let place = place(&scene);
+    std::fs::create_dir(place.path()).unwrap();
+    std::fs::write(place.table(), vec![7; 8192]).unwrap();
     assert!(GuestLeases::find(scene.folder.path(), &bare).is_err());
     pager(scene.folder.path(), &scene.file);
     assert!(GuestLeases::find(scene.folder.path(), &bare).unwrap().is_some());
@@ -125,8 +135,7 @@ fn a_lost_table_grants_nothing() {
     let (scene, _pager) = Scene::start();
     let memory = scene.memory();
     assert!(memory.access(0x10_0000, 8, Purpose::Read).is_some());
-    let path = MemoryFile::of(&scene.file).unwrap().table(scene.folder.path());
-    File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+    File::options().write(true).open(place(&scene).table()).unwrap().set_len(0).unwrap();
     // The access that notices it may still be granted.
     let _ = memory.access(0x10_0000, 8, Purpose::Read);
     assert!(memory.access(0x10_0000, 8, Purpose::Read).is_none());
@@ -242,10 +251,37 @@ fn a_table_is_of_one_machine_and_goes_with_it() {
     let other = TableOwner { process: 1, start_ticks: 2, namespace: 1 };
     let new = PagerLeases::start(folder, file, PAGES, other).unwrap();
     assert!(!new.table().word(3).is_leased());
-    let _fifo = WantedPages::open(folder, file).unwrap();
+    let _socket = WantedPages::listen(folder, file).unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(folder).unwrap().flatten();
+        let mut names: Vec<_> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    };
+    // One process removes at a time.
+    let lock = File::create(folder.join(".removing")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let before = names();
+    PagerLeases::remove_ended(folder, |owner| owner == other);
+    assert_eq!(names(), before);
+    drop(lock);
     PagerLeases::remove_ended(folder, |owner| owner == other);
     PagerLeases::join(folder, file, PAGES).unwrap_err();
-    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "only the memory is left");
+    assert_eq!(names(), [".removing", "memory"]);
+    // One that was begun, and not completed, goes with its machine, too.
+    let place = place(&scene);
+    place.begin(other).unwrap();
+    PagerLeases::remove_ended(folder, |_| false);
+    assert_eq!(names().len(), 3);
+    place.begin(other).unwrap();
+    PagerLeases::remove_ended(folder, |owner| owner == other);
+    assert_eq!(names(), [".removing", "memory"]);
+    // What an earlier version has left is not taken for a table.
+    std::fs::write(place.path(), "x").unwrap();
+    let error = PagerLeases::start(folder, file, PAGES, OWNER).unwrap_err();
+    assert!(error.to_string().contains("earlier version"), "{error}");
+    assert!(GuestLeases::find(folder, &scene.plain()).is_err(), "it would serve without leases");
 }
 
 /// This program as another user, without any right. `None` if this user may not become another, or
@@ -284,7 +320,6 @@ fn a_touch_of_a_page_that_is_away_is_an_error_for_a_user_without_rights_too() {
 fn a_user_who_is_admitted_has_a_place_and_no_other_user() {
     let (scene, pager) = Scene::start();
     let file = MemoryFile::of(&scene.file).unwrap();
-    let _fifo = WantedPages::open(scene.folder.path(), file).unwrap();
     let open = |mode| PermissionsExt::from_mode(mode);
     std::fs::set_permissions(scene.folder.path(), open(0o711)).unwrap();
     scene.file.set_permissions(open(0o666)).unwrap();

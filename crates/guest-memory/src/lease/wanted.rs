@@ -1,170 +1,285 @@
-//! How a holder wakes the pager: a FIFO beside the table of leases.
+//! How a holder wakes the pager: a socket beside the table of leases.
 //!
-//! The word of a page says that it is wanted; the FIFO says which words to look at. It is a hint: a
-//! message that is lost, because nobody reads or the FIFO is full, is sent again with the holder's
-//! next attempt. A message is two numbers of 64 bits: the first page of the file, and how many.
+//! The word of a page says that it is wanted, the table's header which words to look at
+//! ([`LeaseTable::ask`](super::table::LeaseTable::ask)), and a message of the socket that there is
+//! something to look at. The last two are hints: what is lost, because nobody serves or too much
+//! was asked for, is asked for again with the holder's next attempt.
+//!
+//! It is a socket of datagrams, and not a FIFO: whoever may write to a FIFO can hold its lock in the
+//! kernel, and its reader then waits and cannot be killed. A datagram is complete before it
+//! is in the queue. What is in it is not looked at, and descriptors are refused (Linux 6.16; an
+//! earlier kernel closes them here, and a TCP connection among them can make the pager wait for it,
+//! which a signal ends).
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, ErrorKind, Read, Write};
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode};
+use rustix::fs::{Mode, OFlags};
 
-use super::table::MemoryFile;
+use super::folder::TableFolder;
+use super::table::{LeaseTable, MemoryFile};
 
-/// The bytes of a message. The kernel writes so few at once, or none.
-const MESSAGE_BYTES: usize = 16;
-/// The most messages that one call reads.
-const MESSAGES_MAX: usize = 256;
+/// The name of the socket, and of one that is not complete.
+const NAME: &str = "wanted";
+const BEGUN: &str = ".wanted";
+/// The most messages that are taken at a time: what is left is taken the next time.
+const MESSAGES_MAX: usize = 1024;
+/// `SO_PASSRIGHTS`: whether a socket takes descriptors.
+const PASS_RIGHTS: libc::c_int = 83;
 
-/// The side of the pager: which pages holders want.
+/// The side of who serves.
 #[derive(Debug)]
 pub struct WantedPages {
-    file: File,
+    socket: UnixDatagram,
 }
 
 impl WantedPages {
-    /// Opens the FIFO of a memory file, and makes it if there is none.
+    /// Makes the socket of a memory file, in the folder of its table, in place of that of whoever
+    /// has served before.
     ///
     /// # Errors
-    /// When it cannot be made, or something else is there.
-    pub fn open(folder: &Path, memory: MemoryFile) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
-        let path = memory.fifo(folder);
-        match rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+    /// When it cannot be made.
+    pub fn listen(folder: &Path, memory: MemoryFile) -> io::Result<Self> {
+        let place = TableFolder::of(folder, memory);
+        let begun = place.path().join(BEGUN);
+        match fs::remove_file(&begun) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
-        // Also for writing: without a writer, it would be readable at its end.
-        let file = open(&path, true)?;
-        Ok(Self { file })
+        let socket = with_short_path(place.path(), BEGUN, |path| UnixDatagram::bind(path))?;
+        socket.set_nonblocking(true)?;
+        refuse_descriptors(&socket);
+        fs::set_permissions(&begun, Permissions::from_mode(0o666))?;
+        fs::rename(&begun, place.path().join(NAME))?;
+        Ok(Self { socket })
     }
 
-    /// Reads the messages that are there, without waiting: calls `each` with their pages, which may
-    /// be any.
-    ///
-    /// # Errors
-    /// Those of the FIFO.
-    pub fn read(&self, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
-        let mut bytes = [0; MESSAGE_BYTES * MESSAGES_MAX];
-        let length = match (&self.file).read(&mut bytes) {
-            Ok(length) => length,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
-                return Ok(());
+    /// Takes the messages that are there, without waiting.
+    pub fn hear(&self) {
+        for _ in 0..MESSAGES_MAX {
+            match self.socket.recv(&mut [0]) {
+                Err(error) if error.kind() != ErrorKind::Interrupted => return,
+                _ => {}
             }
-            Err(error) => return Err(error),
-        };
-        for message in bytes[..length].chunks_exact(MESSAGE_BYTES) {
-            let number = |at: usize| message[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-            each(number(0)..number(0).saturating_add(number(8)));
         }
-        Ok(())
     }
 }
 
 /// Readable when a holder wants a page.
 impl AsFd for WantedPages {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.socket.as_fd()
     }
 }
 
 /// The side of a holder.
 #[derive(Debug)]
 pub(super) struct PagerBell {
-    path: PathBuf,
-    file: Option<File>,
+    folder: PathBuf,
+    socket: Option<UnixDatagram>,
+    turn: usize,
 }
 
 impl PagerBell {
     /// That of a memory file's pager.
     pub fn new(folder: &Path, memory: MemoryFile) -> Self {
-        Self { path: memory.fifo(folder), file: None }
+        let folder = TableFolder::of(folder, memory).path().to_owned();
+        Self { folder, socket: None, turn: 0 }
     }
 
-    /// Wakes the pager, if there is one, for these pages. It never waits.
-    pub fn ring(&mut self, pages: &Range<u64>) {
-        let mut message = [0; MESSAGE_BYTES];
-        message[..8].copy_from_slice(&pages.start.to_ne_bytes());
-        message[8..].copy_from_slice(&pages.end.saturating_sub(pages.start).to_ne_bytes());
-        let write = |mut file: &File| file.write(&message).is_ok();
-        if self.file.as_ref().is_some_and(write) {
+    /// Asks for these pages in the place of a holder, and wakes who serves, if anybody does. It
+    /// never waits.
+    pub fn ring(&mut self, table: &LeaseTable, holder: usize, pages: &Range<u64>) {
+        table.ask(holder, self.turn, pages);
+        self.turn = self.turn.wrapping_add(1);
+        let is_heard = |socket: &UnixDatagram| match socket.send(&[0]) {
+            Ok(_) => true,
+            // So many messages wait that it is awake.
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+        if self.socket.as_ref().is_some_and(is_heard) {
             return;
         }
-        // Nobody reads, it is full, or another pager has made another.
-        self.file = open(&self.path, false).ok();
-        self.file.as_ref().map(write);
+        // Nobody has served, or another one serves now.
+        self.socket = self.connect().ok();
+        self.socket.as_ref().map(is_heard);
+    }
+
+    fn connect(&self) -> io::Result<UnixDatagram> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        with_short_path(&self.folder, NAME, |path| socket.connect(path))?;
+        Ok(socket)
     }
 }
 
-fn open(path: &Path, is_reader: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(is_reader).write(true);
-    options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC);
-    // Not of a device or a file, an opening or a write of which has effects.
-    if !fs::symlink_metadata(path)?.file_type().is_fifo() {
-        return Err(io::Error::new(ErrorKind::InvalidData, "it is no FIFO"));
-    }
-    options.open(path)
+/// Calls `use_path` with a path of the socket `name` in `folder` that is short enough for an
+/// address.
+fn with_short_path<T>(
+    folder: &Path,
+    name: &str,
+    use_path: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = File::from(rustix::fs::open(folder, flags, Mode::empty())?);
+    use_path(&PathBuf::from(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd())))
+}
+
+/// Has the kernel refuse messages with descriptors, if it can.
+fn refuse_descriptors(socket: &UnixDatagram) {
+    let no: libc::c_int = 0;
+    let length = size_of_val(&no) as libc::socklen_t;
+    // SAFETY: the value lives during the call, which reads `length` bytes of it.
+    let _ = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const no).cast(),
+            length,
+        )
+    };
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileTypeExt;
+
+    use super::super::{PagerLeases, TableOwner};
     use super::*;
 
     const MEMORY: MemoryFile = MemoryFile { device: 7, inode: 9 };
+    const OWNER: TableOwner = TableOwner { process: 1, start_ticks: 1, namespace: 1 };
+    const PAGES: u64 = 1 << 20;
 
-    fn read(pages: &WantedPages) -> Vec<(u64, u64)> {
-        let mut found = Vec::new();
-        pages.read(|range| found.push((range.start, range.end))).unwrap();
-        found
+    struct Scene {
+        folder: tempfile::TempDir,
+        leases: PagerLeases,
+        bell: PagerBell,
     }
 
-    #[test]
-    fn what_a_holder_wants_reaches_the_pager_that_reads() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut bell = PagerBell::new(folder.path(), MEMORY);
-        bell.ring(&(1..2));
-        let pages = WantedPages::open(folder.path(), MEMORY).unwrap();
-        assert!(read(&pages).is_empty(), "there was no pager");
-        bell.ring(&(3..9));
-        bell.ring(&(5..6));
-        assert_eq!(read(&pages), [(3, 9), (5, 6)]);
-        // A pager that dies loses what it has not read; the next one gets what comes then.
-        bell.ring(&(7..8));
-        drop(pages);
-        bell.ring(&(7..8));
-        let pages = WantedPages::open(folder.path(), MEMORY).unwrap();
-        bell.ring(&(7..8));
-        assert_eq!(read(&pages), [(7, 8)]);
-        // One that has detached has removed it.
-        fs::remove_file(MEMORY.fifo(folder.path())).unwrap();
-        drop(pages);
-        let pages = WantedPages::open(folder.path(), MEMORY).unwrap();
-        bell.ring(&(2..4));
-        assert_eq!(read(&pages), [(2, 4)]);
-    }
-
-    #[test]
-    fn a_fifo_that_is_full_keeps_nobody_waiting_and_a_file_is_no_fifo() {
-        let folder = tempfile::tempdir().unwrap();
-        let pages = WantedPages::open(folder.path(), MEMORY).unwrap();
-        let mut bell = PagerBell::new(folder.path(), MEMORY);
-        (0..10_000).for_each(|page| bell.ring(&(page..page + 1)));
-        let mut count = 0;
-        while let found @ 1.. = read(&pages).len() {
-            count += found;
+    impl Scene {
+        fn start() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let leases = PagerLeases::start(folder.path(), MEMORY, PAGES, OWNER).unwrap();
+            let bell = PagerBell::new(folder.path(), MEMORY);
+            Self { folder, leases, bell }
         }
-        assert!((256..10_000).contains(&count), "{count}");
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(MEMORY.fifo(folder.path()), "x").unwrap();
-        WantedPages::open(folder.path(), MEMORY).unwrap_err();
-        PagerBell::new(folder.path(), MEMORY).ring(&(0..1));
-        assert_eq!(fs::read(MEMORY.fifo(folder.path())).unwrap(), b"x");
+
+        fn listen(&self) -> WantedPages {
+            WantedPages::listen(self.folder.path(), MEMORY).unwrap()
+        }
+
+        fn ring(&mut self, pages: Range<u64>) {
+            self.bell.ring(self.leases.table(), 1, &pages);
+        }
+
+        fn asked(&self) -> Vec<(u64, u64)> {
+            let mut found = Vec::new();
+            self.leases.table().take_asked(|range| found.push((range.start, range.end)));
+            found
+        }
+    }
+
+    fn is_rung(pages: &WantedPages) -> bool {
+        let mut polled = [rustix::event::PollFd::new(pages, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_ready = rustix::event::poll(&mut polled, Some(&now)).unwrap() > 0;
+        pages.hear();
+        is_ready
+    }
+
+    #[test]
+    fn what_a_holder_wants_reaches_who_serves() {
+        let mut scene = Scene::start();
+        scene.ring(1..2);
+        let first = scene.listen();
+        assert!(!is_rung(&first), "nobody served");
+        assert_eq!(scene.asked(), [(1, 2)], "it is asked for all the same");
+        assert_eq!(scene.asked(), []);
+        scene.ring(3..9);
+        scene.ring(5..6);
+        assert!(is_rung(&first) && !is_rung(&first));
+        let mut asked = scene.asked();
+        asked.sort_unstable();
+        assert_eq!(asked, [(3, 9), (5, 6)]);
+        // Who dies loses what it has not heard; the next one looks at what was asked for.
+        scene.ring(7..8);
+        drop(first);
+        scene.ring(8..9);
+        let next = scene.listen();
+        scene.ring(9..10);
+        assert!(is_rung(&next));
+        assert_eq!(scene.asked().len(), 3);
+        // One that serves while the one before still listens.
+        let last = scene.listen();
+        drop(next);
+        scene.ring(2..4);
+        assert!(is_rung(&last));
+    }
+
+    #[test]
+    fn too_many_requests_keep_nobody_waiting_and_rubbish_is_any_pages() {
+        let mut scene = Scene::start();
+        let pages = scene.listen();
+        (0..10_000).for_each(|page| scene.ring(page..page + 1));
+        assert!(is_rung(&pages));
+        let asked = scene.asked();
+        assert!(asked.len() <= 128 && asked.contains(&(9_999, 10_000)), "{asked:?}");
+        while is_rung(&pages) {}
+        scene.ring(5..u64::MAX);
+        scene.ring(u64::MAX - 3..u64::MAX);
+        scene.ring(4..4);
+        assert_eq!(scene.asked(), [(5, 5 + 65_535)]);
+        let table = scene.leases.table();
+        for slot in 128..384 {
+            table.set_number(slot, u64::MAX);
+        }
+        let asked = scene.asked();
+        assert!(asked.len() == 256 && asked.iter().all(|(first, end)| end - first == 65_535));
+    }
+
+    #[test]
+    fn another_file_in_the_place_of_the_socket_is_not_written_to() {
+        let mut scene = Scene::start();
+        let folder = TableFolder::of(scene.folder.path(), MEMORY);
+        let path = folder.path().join(NAME);
+        fs::write(&path, "x").unwrap();
+        scene.ring(0..1);
+        assert_eq!(fs::read(&path).unwrap(), b"x");
+        let pages = scene.listen();
+        assert!(path.metadata().unwrap().file_type().is_socket());
+        scene.ring(0..1);
+        assert!(is_rung(&pages));
+        // A path that is longer than an address may be.
+        let long = tempfile::Builder::new().prefix(&"long".repeat(40)).tempdir().unwrap();
+        let leases = PagerLeases::start(long.path(), MEMORY, 4, OWNER).unwrap();
+        let pages = WantedPages::listen(long.path(), MEMORY).unwrap();
+        PagerBell::new(long.path(), MEMORY).ring(leases.table(), 0, &(0..1));
+        assert!(is_rung(&pages));
+    }
+
+    #[test]
+    fn descriptors_are_not_taken_where_the_kernel_refuses_them() {
+        let mut scene = Scene::start();
+        let pages = scene.listen();
+        let sender = scene.bell.connect().unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let descriptors = [sender.as_fd()];
+        control.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors));
+        let parts = [io::IoSlice::new(&[0])];
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        let sent = rustix::net::sendmsg(&sender, &parts, &mut control, flags);
+        println!("a message with a descriptor: {sent:?}");
+        pages.hear();
+        assert!(!is_rung(&pages));
+        scene.ring(0..1);
+        assert!(is_rung(&pages));
     }
 }

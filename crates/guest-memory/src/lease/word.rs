@@ -150,11 +150,13 @@ impl PageWord {
         if wanted.is_wanted() { Self(wanted.0 | OVERWRITTEN) } else { wanted }
     }
 
-    /// Begins to leave: resident and without a lease. A copy that the pager has is dropped.
+    /// Begins to leave: resident and without a lease. A copy that the pager has is dropped, and so
+    /// is what somebody has said of a page that is away.
     #[must_use]
     pub fn leave(self) -> Option<Self> {
         let can = self.state() == PageState::Resident && !self.is_leased();
-        can.then(|| Self(self.0 & !COPIED).with_state(PageState::Leaving))
+        let word = Self(self.0 & !(COPIED | WANTED | OVERWRITTEN));
+        can.then(|| word.with_state(PageState::Leaving))
     }
 
     /// The copy is complete, and the page stays: `None` if anybody has had a lease meanwhile.
@@ -263,6 +265,8 @@ mod tests {
         let back = away.want_overwritten().come().and_then(PageWord::arrive).unwrap();
         assert_eq!((back, back.want()), (PageWord(0), PageWord(0)));
         assert_eq!(back.want_overwritten(), back, "what is there has to be kept");
+        let stale = PageWord(back.0 | WANTED | OVERWRITTEN);
+        assert_eq!(stale.leave(), back.leave(), "a mark of before says nothing of what leaves now");
         let leaving = back.leave().unwrap();
         assert_eq!(leaving.want_overwritten(), leaving);
         assert_eq!((back.come(), back.arrive()), (None, None));
