@@ -413,7 +413,7 @@ impl Shadow {
         let counts = self.counts();
         let tables = self.tables;
         // Who has a lease keeps it as long as the VMM runs.
-        tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::remove);
+        tables.into_iter().filter(|_| has_ended).for_each(PagerLeases::put_aside);
         counts
     }
 }

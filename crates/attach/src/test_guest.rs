@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use fathom_guest_memory::{Mapping, MemoryFile};
@@ -42,4 +43,10 @@ impl TestGuest {
         let memory = vec![MappedMemory { start, end, offset: 0, inode, device: number }];
         Some(Self { file, guest, faults, memory, device })
     }
+}
+
+/// How many tables of leases a folder has that were not put aside.
+pub(crate) fn tables_in(folder: &Path) -> usize {
+    let names = std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.file_name());
+    names.filter(|name| !name.to_string_lossy().starts_with('.')).count()
 }

@@ -10,7 +10,7 @@ use fathom_guest_memory::{GuestLeases, GuestMemory, Mapping, Purpose};
 use tempfile::TempDir;
 
 use super::*;
-use crate::test_guest::TestGuest;
+use crate::test_guest::{TestGuest, tables_in};
 
 const PAGES: u64 = 64;
 
@@ -91,7 +91,7 @@ impl Scene {
     fn finish(self) -> ShadowCounts {
         let Self { shadow, faults, tripwires, folder, .. } = self;
         let counts = shadow.finish(&faults, &tripwires, true);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a table is left");
+        assert_eq!(tables_in(folder.path()), 0, "a table is left");
         counts
     }
 }

@@ -165,15 +165,17 @@ pub fn a_daemon_that_means_harm() {
 pub fn a_daemon_that_holds_the_kernels_locks() {
     let mut machine = Machine::with_pattern();
     let mut other = Machine::with_pattern();
-    let program = Program::installed(&machine);
+    // Of the machine that stays.
+    let program = Program::installed(&other);
     if !can_run(&program) {
         return;
     }
     // Both machines' tables are in one folder, as on a host.
-    let shared = leases(&machine);
-    std::fs::create_dir(&shared).unwrap();
-    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o711)).unwrap();
-    std::os::unix::fs::symlink(&shared, leases(&other)).unwrap();
+    let shared = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(shared.path(), PermissionsExt::from_mode(0o711)).unwrap();
+    for machine in [&machine, &other] {
+        std::os::unix::fs::symlink(shared.path(), leases(machine)).unwrap();
+    }
     let mut pager = PagerProcess::start_evicting(&machine, "attach", "", Some(LIMIT));
     pager.attached();
     await_away(&machine, PATTERN / 3);
@@ -213,7 +215,7 @@ pub fn a_daemon_that_holds_the_kernels_locks() {
     honest.says("ready");
     honest.says("checked");
     assert!(waits.try_wait().unwrap().is_none(), "the lock is not held any more");
-    let names = || std::fs::read_dir(&shared).unwrap().count();
+    let names = || std::fs::read_dir(shared.path()).unwrap().count();
     assert!(names() > 2, "the table is gone, though nobody can remove it");
     // When the lock is free, the cleaner goes on.
     drop(hostile);

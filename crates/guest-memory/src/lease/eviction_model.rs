@@ -45,6 +45,9 @@ struct Rules {
     dead_writers_stay: bool,
     /// A page that has come is not one of which zeroes are enough any more.
     arrive_ends_overwrite: bool,
+    /// Nor is one that leaves anew. The rules before and behind this one would be enough for the
+    /// processes of one version.
+    leave_ends_overwrite: bool,
     /// Zeroes are enough only for a page that was away when it was asked for.
     overwrite_only_away: bool,
 }
@@ -62,6 +65,7 @@ const ALL: Rules = Rules {
     faults_wait: true,
     dead_writers_stay: true,
     arrive_ends_overwrite: true,
+    leave_ends_overwrite: true,
     overwrite_only_away: true,
 };
 
@@ -191,7 +195,7 @@ impl Explorer {
         let rules = self.rules;
         let mut next = world.clone();
         match world.pager {
-            At::Idle => return Self::idle(world),
+            At::Idle => return self.idle(world),
             At::Dead => {
                 // The next one begins: with what the word says.
                 next.pager = match world.word.state() {
@@ -283,7 +287,7 @@ impl Explorer {
         next
     }
 
-    fn idle(world: &World) -> Vec<World> {
+    fn idle(&self, world: &World) -> Vec<World> {
         let mut all = Vec::new();
         if world.is_guest_waiting {
             // The page is missing by right, or was protected by an earlier pager.
@@ -293,7 +297,10 @@ impl Explorer {
             next.wake();
             all.push(next);
         }
-        if let Some(word) = world.word.leave().filter(|_| world.rounds > 0) {
+        if let Some(mut word) = world.word.leave().filter(|_| world.rounds > 0) {
+            if world.word.is_overwritten() && !self.rules.leave_ends_overwrite {
+                word = with_overwrite(word);
+            }
             all.push(World { word, rounds: world.rounds - 1, pager: At::Left, ..world.clone() });
         }
         all
@@ -550,8 +557,12 @@ fn each_rule_of_eviction_is_needed() {
         ("a successor believes the words", |rules| rules.successor_looks = false),
         ("faults wait for a successor", |rules| rules.faults_wait = false),
         ("pages that the dead write stay", |rules| rules.dead_writers_stay = false),
-        ("zeroes are enough only once", |rules| rules.arrive_ends_overwrite = false),
-        ("zeroes are enough for what is away", |rules| rules.overwrite_only_away = false),
+        ("zeroes are enough only once", |rules| {
+            (rules.arrive_ends_overwrite, rules.leave_ends_overwrite) = (false, false);
+        }),
+        ("zeroes are enough for what is away", |rules| {
+            (rules.overwrite_only_away, rules.leave_ends_overwrite) = (false, false);
+        }),
     ];
     for (name, take_away) in without {
         let mut rules = ALL;

@@ -282,7 +282,7 @@ impl LeaseTable {
     }
 
     /// The pages for which holders have asked, which may be any. Each request is returned once.
-    pub(super) fn take_asked(&self, mut each: impl FnMut(Range<u64>)) {
+    pub fn take_asked(&self, mut each: impl FnMut(Range<u64>)) {
         let access = self.map.access();
         let slots = access.u64s().get(AT_WANTED..AT_WANTED + HOLDERS * WANTED_SLOTS);
         for slot in slots.unwrap_or_default() {

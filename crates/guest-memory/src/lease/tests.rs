@@ -319,7 +319,6 @@ fn a_touch_of_a_page_that_is_away_is_an_error_for_a_user_without_rights_too() {
 #[test]
 fn a_user_who_is_admitted_has_a_place_and_no_other_user() {
     let (scene, pager) = Scene::start();
-    let file = MemoryFile::of(&scene.file).unwrap();
     let open = |mode| PermissionsExt::from_mode(mode);
     std::fs::set_permissions(scene.folder.path(), open(0o711)).unwrap();
     scene.file.set_permissions(open(0o666)).unwrap();
@@ -363,7 +362,7 @@ fn a_user_who_is_admitted_has_a_place_and_no_other_user() {
 fn a_table_that_says_it_is_larger_is_not_used() {
     let (scene, pager) = Scene::start();
     let file = MemoryFile::of(&scene.file).unwrap();
-    let path = file.table(scene.folder.path());
+    let path = place(&scene).table();
     let table = File::options().write(true).open(path).unwrap();
     // A holder makes it larger: whoever looked at all its words would make a page for each.
     table.set_len(1 << 36).unwrap();
