@@ -28,7 +28,7 @@ pub fn await_away(machine: &Machine, bytes: u64) -> EvictionCounts {
     })
 }
 
-fn kill(process: u32) {
+pub fn kill(process: u32) {
     // SAFETY: a signal to a process that this test has started.
     unsafe { libc::kill(process as i32, libc::SIGKILL) };
 }
@@ -238,7 +238,9 @@ pub fn a_machine_that_ends_while_a_guard_serves() {
     until("removal of the store", || (!file.exists()).then_some(()));
     let leases = machine.folder().with_extension("leases");
     until("removal of the leases", || {
-        (std::fs::read_dir(&leases).unwrap().count() == 0).then_some(())
+        let mut names =
+            std::fs::read_dir(&leases).unwrap().flatten().map(|entry| entry.file_name());
+        names.all(|name| name == ".removing").then_some(())
     });
 }
 

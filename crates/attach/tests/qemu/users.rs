@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fathom_attach::{Request, ask};
 
-use crate::evictions::{LIMIT, PATTERN, await_away, status};
+use crate::evictions::{LIMIT, PATTERN, await_away, kill, status};
 use crate::holder::{Holder, Program, as_user, leases, table};
 use crate::machine::{Machine, PagerProcess, until};
 
@@ -204,7 +204,8 @@ pub fn a_daemon_that_holds_the_kernels_locks() {
     pager.attached();
     await_away(&machine, PATTERN / 3);
     drop(honest);
-    drop(machine);
+    kill(machine.process() as u32);
+    until("the end of QEMU", || machine.ended());
     let last = pager.detach();
     assert_eq!(last.state, "ended", "{last:?}");
     // Another machine's pager, whose cleaner meets the table, and its daemon.

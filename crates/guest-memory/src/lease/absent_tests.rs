@@ -297,7 +297,8 @@ fn a_lost_table_makes_no_page() {
     let scene = Scene::start();
     let (memory, _leases) = scene.leased();
     let ring = memory.hold(GuestAddress(BASE), 64, Purpose::Write).unwrap();
-    let path = folder::TableFolder::of(scene.folder.path(), MemoryFile::of(&scene.file).unwrap()).table();
+    let path =
+        folder::TableFolder::of(scene.folder.path(), MemoryFile::of(&scene.file).unwrap()).table();
     File::options().write(true).open(path).unwrap().set_len(0).unwrap();
     assert!(scene.is_missing(0));
     assert_eq!(ring.bytes::<8>(0), [0; 8]);
