@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use fathom_attach::{
     AttachOptions, EvictionOptions, Helpers, LimitHandle, Pager, PagerStatus, SystemCall, Vmm,
-    attach, guard, inject, remove_ended_tables,
+    attach, clean, guard, inject,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -41,7 +41,8 @@ fn main() {
     match words[..] {
         ["program"] => program(),
         ["guard"] => guard().expect("a pager"),
-        ["clean", leases] => remove_ended_tables(Path::new(leases)),
+        ["clean", leases] => clean(Path::new(leases), None),
+        ["clean", leases, swap] => clean(Path::new(leases), Some(Path::new(swap))),
         ["inject", thread, number, first, second, third] => {
             let word = |text: &str| text.parse::<u64>().expect("a number");
             let arguments = [word(first), word(second), word(third)];
@@ -224,11 +225,14 @@ impl Serving {
         };
         let vmm = Vmm::open(program.child.id() as i32).expect("a program");
         let mut pager: Pager = attach(vmm, &options, &mut |_| {}).expect("a pager");
-        pager.allow_eviction(EvictionOptions {
-            leases: folder.join("leases"),
-            store: folder.join("store"),
-            ask: Arc::new(|| {}),
-        });
+        pager
+            .allow_eviction(EvictionOptions {
+                leases: folder.join("leases"),
+                store: folder.join("store"),
+                swap: None,
+                ask: Arc::new(|| {}),
+            })
+            .expect("nothing is away");
         let (status, limit) = (pager.status(), pager.limit());
         let (stop, asked) = std::os::unix::net::UnixStream::pair().expect("a socket");
         let thread = std::thread::spawn(move || {

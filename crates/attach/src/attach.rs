@@ -23,11 +23,10 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::away::AwayPages;
 use crate::counts::PagerStatus;
 use crate::evict::{Eviction, count_descriptors};
 use crate::frame::SystemCall;
-use crate::guard::{self, Guard, Ward};
+use crate::guard::{self, Guard, StorePlace, Ward};
 use crate::inject::InjectReport;
 use crate::limit::LimitHandle;
 use crate::memory::{self, MappedMemory};
@@ -57,8 +56,9 @@ pub struct Helpers {
     pub injector: Vec<OsString>,
     /// Its arguments to be a guard.
     pub guard: Vec<OsString>,
-    /// Its arguments to be a cleaner, which removes the tables of leases of machines that have
-    /// ended ([`remove_ended_tables`](crate::remove_ended_tables)); their folder follows.
+    /// Its arguments to be a cleaner, which removes what is left of machines that have ended
+    /// ([`clean`](crate::clean)); the folder of the tables of leases follows, and perhaps that of
+    /// swap files.
     pub cleaner: Vec<OsString>,
 }
 
@@ -71,9 +71,9 @@ impl Helpers {
     }
 
     /// Starts a cleaner, for which nobody waits. Without one, the next pager's does it.
-    pub(crate) fn clean(&self, leases: &Path) {
+    pub(crate) fn clean(&self, leases: &Path, swap: Option<&Path>) {
         let mut command = Command::new(&self.program);
-        command.args(&self.cleaner).arg(leases);
+        command.args(&self.cleaner).arg(leases).args(swap);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Ok(mut child) = command.spawn() {
             // Collected when it ends, if that is before the pager does.
@@ -198,6 +198,7 @@ pub fn attach(
         limit,
         options: None,
         ending: None,
+        is_stuck: false,
         publisher: Publisher::default(),
     })
 }
@@ -251,8 +252,8 @@ pub(crate) fn start_guard(
     let mut attempts = 1;
     loop {
         let started = Guard::start(helpers.guard(), faults, place.guard.as_fd(), ward);
-        let told = started.and_then(|mut guard| match &record.store {
-            Some(store) => match guard.open_store(store, &record.leases) {
+        let told = started.and_then(|mut guard| match StorePlace::of(record) {
+            Some(place) => match guard.open_store(&place) {
                 Ok(()) => Ok(guard),
                 Err(failure) => {
                     // It would take the end of the connection for the pager's.
@@ -281,8 +282,8 @@ fn serve_from_now(
     place.take_over(earlier)?;
     record.guard = guard.process();
     place.write(record).map_err(|error| cannot("write the record", &error))?;
-    let Some(store) = &record.store else { return Ok(Work::None) };
-    let mut away = AwayPages::open(vmm, memory, &record.leases, store)?;
+    let Some(place) = StorePlace::of(record) else { return Ok(Work::None) };
+    let mut away = place.open(vmm, memory)?;
     away.recover();
     away.take_over_counts();
     // Without it, the pager looks what is asked for each time that it wakes.

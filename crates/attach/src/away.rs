@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use crate::memory::MappedMemory;
 use crate::record;
-use crate::store::{self, Found, PAGE, Page, PageStore, Stored};
+use crate::store::{self, Found, PAGE, Page, PageStore, ReadPage, Stored, SwapOptions};
 use crate::userfault::UserFault;
 use crate::vmm::{self, Vmm};
 
@@ -36,6 +36,8 @@ const ATTEMPTS_MAX: u32 = 16;
 pub(crate) const EVICTED_AT_ONCE: usize = 8;
 /// The most pages that one message of a holder brings in.
 const WANTED_MAX: u64 = 4096;
+/// The most pages that are read from the swap file at a time, but for those of faults.
+const READS_MAX: usize = 128;
 /// For how long pages come in that holders want, before faults are looked for again.
 const WANTED_TIME_MAX: Duration = Duration::from_millis(2);
 /// The pause when a page cannot come for lack of memory. The guest's thread then tries again.
@@ -74,6 +76,8 @@ pub(crate) enum Brought {
     Here,
     /// It was not away.
     NotAway,
+    /// It is being read from the swap file: [`AwayPages::progress`] puts it back.
+    Reading,
     /// There is no memory for it now. Who waits for it tries again.
     Later,
     /// The VMM does not have this memory any more.
@@ -169,11 +173,14 @@ impl AwayPages {
         memory: &[MappedMemory],
         leases: &Path,
         folder: &Path,
+        swap: Option<&SwapOptions>,
     ) -> Result<Self, Failure> {
         store::remove_stale(folder);
-        let store = PageStore::create(folder, vmm, memory).map_err(|error| {
-            cannot(&format!("make a store in {}", folder.display()), &error)
-                .advise("give a folder in memory, for this user alone, that has room (--pages)")
+        let store = PageStore::create(folder, vmm, memory, swap).map_err(|error| {
+            cannot(&format!("make a store in {}", folder.display()), &error).advise(
+                "give a folder in memory, for this user alone, that has room (--pages), and for a \
+                 swap file one on a disk (--swap)",
+            )
         })?;
         let mut made = Self::with_store(store, vmm, memory, leases, true)?;
         // An earlier pager may have left its table.
@@ -196,8 +203,9 @@ impl AwayPages {
         memory: &[MappedMemory],
         leases: &Path,
         path: &Path,
+        swap: Option<&Path>,
     ) -> Result<Self, Failure> {
-        let store = PageStore::open(path, vmm).map_err(|error| {
+        let store = PageStore::open(path, vmm, swap).map_err(|error| {
             cannot(&format!("open the store {}", path.display()), &error).advise(
                 "pages of the machine are in it: attach with the version of fathom that made it",
             )
@@ -386,6 +394,11 @@ impl AwayPages {
         self.counts
     }
 
+    /// Pages leave from now on: contents go to the swap file, if there is one.
+    pub fn allow_leaving(&mut self) {
+        self.store.allow_spilling();
+    }
+
     /// The store.
     pub fn store(&self) -> &PageStore {
         &self.store
@@ -450,11 +463,11 @@ impl AwayPages {
     /// Puts the page of an address back, if it is away.
     pub fn bring(&mut self, address: u64, faults: &UserFault) -> Brought {
         let address = address & !(PAGE - 1);
-        let own = address..address + PAGE;
-        let Some(part) = self.part_of(address) else { return Brought::NotAway };
+        let is_in = |part: &Part| part.memory.range().contains(&address);
+        let Some(index) = self.parts.iter().position(is_in) else { return Brought::NotAway };
+        let part = &self.parts[index];
         let (file_page, number) = (part.page_in_file(address), part.page_in_store(address));
-        let index = part.table;
-        let table = self.tables[index].table();
+        let table = self.tables[part.table].table();
         let state = self.state_of(part, address);
         match state {
             PageState::Resident | PageState::Leaving => return Brought::NotAway,
@@ -470,11 +483,36 @@ impl AwayPages {
             if is_overwritten { Found::Content } else { self.store.get(number, &mut content) };
         let is_content = match found {
             Found::Content => true,
+            // Not once more what is known to be damaged: the next pager tries it again.
+            Found::InFile if !self.damaged.contains(&number) && self.store.read(number) => {
+                return Brought::Reading;
+            }
             // Its entry had ended already: it had come, and was given back since.
             Found::Nothing => state == PageState::Coming,
-            Found::Damaged => false,
+            Found::InFile | Found::Damaged => false,
         };
-        if !is_content {
+        self.finish(index, address, is_content.then_some(&content), faults)
+    }
+
+    /// Puts the page of an address back that is coming, of a part. Without a content it is damaged.
+    fn finish(
+        &mut self,
+        part: usize,
+        address: u64,
+        content: Option<&Page>,
+        faults: &UserFault,
+    ) -> Brought {
+        let own = address..address + PAGE;
+        let part = &self.parts[part];
+        let (file_page, number) = (part.page_in_file(address), part.page_in_store(address));
+        let index = part.table;
+        let table = self.tables[index].table();
+        let word = table.word(file_page);
+        // Also if that was said since, and if what it had is damaged.
+        let is_overwritten = !table.is_lost() && word.is_overwritten();
+        let zeroes: Page = [0; PAGE as usize];
+        let content = if is_overwritten { Some(&zeroes) } else { content };
+        let Some(content) = content else {
             self.damaged.insert(number);
             // A later call must not take it for one that has lost its entry by right.
             let back = |word: PageWord| word.arrive()?.leave()?.evict();
@@ -483,8 +521,8 @@ impl AwayPages {
             let _ = faults.poison(&own);
             let _ = faults.protect(&own, false);
             return Brought::Damaged;
-        }
-        match put_back(faults, address, &content) {
+        };
+        match put_back(faults, address, content) {
             Ok(was_there) => self.counts.existing += u64::from(was_there),
             Err(outcome) => {
                 let _ = faults.wake(&own);
@@ -498,6 +536,7 @@ impl AwayPages {
         if table.change(file_page, PageWord::arrive).is_ok() || table.is_lost() {
             self.away = self.away.saturating_sub(1);
             self.counts.brought += 1;
+            self.counts.wanted += u64::from(!table.is_lost() && word.is_wanted());
             self.counts.overwritten += u64::from(is_overwritten);
             self.damaged.remove(&number);
         }
@@ -625,12 +664,12 @@ impl AwayPages {
                 let Some(part) = self.parts.iter().find(is_in) else { break };
                 let address = part.memory.start + page * PAGE - part.memory.offset;
                 match self.bring(address, faults) {
-                    Brought::Here => {
-                        self.counts.wanted += 1;
-                        brought.push(address);
-                    }
+                    Brought::Here => brought.push(address),
                     Brought::Later => break 'all,
                     _ => {}
+                }
+                if self.store.reads() >= READS_MAX {
+                    break 'all;
                 }
             }
         }
@@ -662,8 +701,18 @@ impl AwayPages {
             }
             self.hand.1 += PAGE;
             let address = part.memory.start + at;
+            let was_reading = self.store.reads() > 0 && self.is_reading(index, address);
             match self.bring(address, faults) {
                 Brought::Here | Brought::NotAway => {}
+                // It is away until it has been read.
+                Brought::Reading => {
+                    self.left = self.left.map(|left| left + 1);
+                    can_go_on &= !was_reading;
+                    if self.store.reads() >= READS_MAX {
+                        can_go_on = false;
+                        break;
+                    }
+                }
                 Brought::Damaged => self.left = self.left.map(|left| left + 1),
                 Brought::Unmapped => {
                     self.left = self.left.map(|left| left + 1);
@@ -680,8 +729,38 @@ impl AwayPages {
         can_go_on
     }
 
+    fn is_reading(&self, part: usize, address: u64) -> bool {
+        self.parts.get(part).is_some_and(|part| self.store.is_reading(part.page_in_store(address)))
+    }
+
+    /// Goes on with the swap file, if there is one: puts pages back that have been read, and has
+    /// contents written. Returns the addresses that have come back, and when they were first wanted.
+    pub fn progress(&mut self, faults: &UserFault) -> Vec<(u64, Instant)> {
+        let mut brought = Vec::new();
+        for ReadPage { page, content, since } in self.store.progress() {
+            let is_in = |part: &Part| {
+                let pages = part.memory.length() / PAGE;
+                (part.first..part.first + pages).contains(&page)
+            };
+            let Some(index) = self.parts.iter().position(is_in) else { continue };
+            let part = &self.parts[index];
+            let address = part.memory.start + (page - part.first) * PAGE;
+            // Who may write to the tables may have said something else meanwhile.
+            if !self.is_away_in(part, address) {
+                continue;
+            }
+            let come = |word: PageWord| word.come();
+            let _ = self.tables[part.table].table().change(part.page_in_file(address), come);
+            let content = content.as_ref().map(|block| &block.0);
+            if self.finish(index, address, content, faults) == Brought::Here {
+                brought.push((address, since));
+            }
+        }
+        brought
+    }
+
     /// Removes the store. No page may be away, but of a VMM that has ended: its tables of leases
-    /// are put aside, for [`remove_ended_tables`]. Otherwise they stay, because who has a lease
+    /// are put aside, for [`clean`]. Otherwise they stay, because who has a lease
     /// keeps it.
     pub fn end(self, has_ended: bool) {
         self.store.end();
@@ -689,10 +768,11 @@ impl AwayPages {
     }
 }
 
-/// Removes the tables of leases in a folder that are of VMMs that have ended. Whoever may write to
-/// one of them can keep the process from returning and from ending: it has to be one that nobody
-/// waits for, with nothing that anybody else needs.
-pub fn remove_ended_tables(leases: &Path) {
+/// Removes what is left of VMMs that have ended: swap files in a folder, and tables of leases. A
+/// disk may be slow, and whoever may write to a table can keep the process from returning and from
+/// ending: it has to be one that nobody waits for, with nothing that anybody else needs.
+pub fn clean(leases: &Path, swap: Option<&Path>) {
+    swap.iter().for_each(|folder| store::remove_stale(folder));
     PagerLeases::remove_ended(leases, |owner| {
         let is_here = owner.namespace == vmm::namespace();
         is_here && vmm::is_gone(owner.process as i32, owner.start_ticks)

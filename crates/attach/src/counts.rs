@@ -69,6 +69,19 @@ pub struct EvictionCounts {
     pub filled_bytes: u64,
     /// The bytes of the host's memory that the contents of the others take.
     pub store_bytes: u64,
+    /// The bytes of the swap file that contents take; 0 without one.
+    pub file_bytes: u64,
+    /// Pages that were written to the swap file.
+    pub file_written: u64,
+    /// Pages that were read from it.
+    pub file_read: u64,
+    /// Writes and reads of it that have failed.
+    pub file_failed: u64,
+    /// Why nothing is moved to it now; empty if it can be.
+    pub file_obstacle: String,
+    /// From the moment at which a page of the swap file was wanted to that at which it was there,
+    /// in nanoseconds.
+    pub file_fault_ns: Histogram,
     /// Why all pages come in and none leaves; empty if that is not so.
     pub retreat: String,
     /// Why no page leaves now; empty if pages may.

@@ -70,7 +70,8 @@ pub(crate) struct Eviction {
 
 impl Eviction {
     /// Eviction of `memory`, whose mappings have the views of the same numbers.
-    pub fn new(away: AwayPages, vmm: &Vmm, memory: &[MappedMemory]) -> Self {
+    pub fn new(mut away: AwayPages, vmm: &Vmm, memory: &[MappedMemory]) -> Self {
+        away.allow_leaving();
         let mapped: Vec<MappedMemory> =
             (0..).map_while(|part| away.mapping(part).cloned()).collect();
         let view = |part: &MappedMemory| memory.iter().position(|other| other.start == part.start);
@@ -114,13 +115,20 @@ impl Eviction {
 
     /// What has left, and what has come back.
     pub fn counts(&self) -> EvictionCounts {
-        let (filled, _) = self.away.store().entries();
+        let store = self.away.store();
+        let (filled, _) = store.entries();
+        let swapped = store.swap_counts();
         let counts = self.away.counts();
         EvictionCounts {
             resident_bytes: self.resident,
             away_bytes: self.away.count() * PAGE,
             filled_bytes: filled * PAGE,
-            store_bytes: self.away.store().bytes(),
+            store_bytes: store.bytes(),
+            file_bytes: store.swap_bytes(),
+            file_written: swapped.written,
+            file_read: swapped.read,
+            file_failed: swapped.failed,
+            file_obstacle: store.swap_obstacle().to_owned(),
             evicted: counts.evicted,
             brought: counts.brought,
             wanted: counts.wanted,
@@ -168,6 +176,7 @@ impl Eviction {
             && self.counts.obstacle.is_empty()
             && self.doubt.is_empty()
             && self.folios.is_some()
+            && self.away.store().has_room()
             && self.rests_until.is_none_or(|until| until <= Instant::now())
     }
 
@@ -330,6 +339,14 @@ impl Eviction {
         self.fruitless = 0;
         self.rests_until = Some(Instant::now() + self.next_rest);
         self.next_rest = (self.next_rest * 2).min(REST_MAX);
+    }
+
+    /// Goes on with the swap file, if there is one: pages that have been read come back.
+    pub fn progress(&mut self, faults: &UserFault) {
+        for (address, since) in self.away.progress(faults) {
+            self.touched(address, PAGE, true);
+            self.counts.file_fault_ns.record(since.elapsed().as_nanos() as u64, 1);
+        }
     }
 
     /// Notes how long the fault of a page that was away took.

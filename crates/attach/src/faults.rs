@@ -26,6 +26,8 @@ pub(crate) enum Served {
     Stray,
     /// It could not come now, and its thread tries again; or its content is damaged.
     Later,
+    /// It is being read, and its thread waits.
+    Reading,
     /// The kernel could not make a page. It serves the faults itself now.
     Released,
 }
@@ -57,6 +59,7 @@ pub(crate) fn serve_missing(
     if let Some(away) = &mut away {
         match away.bring(page, faults) {
             Brought::Here => return Served::Brought,
+            Brought::Reading => return Served::Reading,
             Brought::Later | Brought::Damaged => return Served::Later,
             Brought::Unmapped => return Served::Stray,
             Brought::NotAway => {}

@@ -11,7 +11,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,10 +25,10 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::away::{AwayPages, remove_ended_tables};
+use crate::away::{AwayPages, clean};
 use crate::faults::{serve_missing, serve_protected};
 use crate::memory::MappedMemory;
-use crate::record::{self, RecordPlace};
+use crate::record::{self, PagerRecord, RecordPlace};
 use crate::trace;
 use crate::userfault::{MISSING_SHMEM, UserFault};
 use crate::vmm::Vmm;
@@ -81,9 +81,30 @@ impl Ward {
 
 /// Where the pages are that are away.
 #[derive(Debug, Serialize, Deserialize)]
-struct StorePlace {
-    store: PathBuf,
-    leases: PathBuf,
+pub(crate) struct StorePlace {
+    /// The store.
+    pub store: PathBuf,
+    /// Its swap file, if it has one.
+    #[serde(default)]
+    pub swap: Option<PathBuf>,
+    /// The folder of the tables of leases.
+    pub leases: PathBuf,
+}
+
+impl StorePlace {
+    /// That of a record. `None` if no page may be away.
+    pub fn of(record: &PagerRecord) -> Option<Self> {
+        let (swap, leases) = (record.swap.clone(), record.leases.clone());
+        Some(Self { store: record.store.clone()?, swap, leases })
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of [`AwayPages::open`].
+    pub fn open(&self, vmm: &Vmm, memory: &[MappedMemory]) -> Result<AwayPages, Failure> {
+        AwayPages::open(vmm, memory, &self.leases, &self.store, self.swap.as_deref())
+    }
 }
 
 /// A running guard, as its pager has it.
@@ -152,10 +173,9 @@ impl Guard {
     ///
     /// # Errors
     /// When it cannot.
-    pub fn open_store(&mut self, store: &Path, leases: &Path) -> Result<(), Failure> {
-        let place = StorePlace { store: store.to_owned(), leases: leases.to_owned() };
+    pub fn open_store(&mut self, place: &StorePlace) -> Result<(), Failure> {
         let told = (|| {
-            let message = serde_json::to_vec(&place)?;
+            let message = serde_json::to_vec(place)?;
             let length = u16::try_from(message.len()).map_err(io::Error::other)?;
             let head = [&[STORE], length.to_be_bytes().as_slice()].concat();
             self.link.write_all(&[head, message].concat())?;
@@ -218,9 +238,8 @@ pub fn guard() -> io::Result<()> {
         match word[0] {
             OVER => return Ok(()),
             STORE => {
-                let opened = read_store(&mut link).and_then(|StorePlace { store, leases }| {
-                    AwayPages::open(&vmm, &ward.memory, &leases, &store).ok().map(Box::new)
-                });
+                let opened = read_store(&mut link)
+                    .and_then(|place| place.open(&vmm, &ward.memory).ok().map(Box::new));
                 let answer = if opened.is_some() { READY } else { FAILED };
                 away = opened.or(away);
                 let _ = link.write_all(&[answer]);
@@ -244,7 +263,7 @@ pub fn guard() -> io::Result<()> {
                     GuardEnd::Over(Some(leases)) => {
                         // Nothing that a later machine with the same number needs.
                         drop((lock, place, faults, vmm));
-                        remove_ended_tables(&leases);
+                        clean(&leases, None);
                         return Ok(());
                     }
                 }
@@ -272,19 +291,19 @@ fn current_store(
     told: Option<Box<AwayPages>>,
 ) -> io::Result<Option<Box<AwayPages>>> {
     let found = record::read(&ward.record);
-    let named = found.and_then(|found| Some((found.store?, found.leases)));
+    let named = found.as_ref().and_then(StorePlace::of);
     let mut pages = match (named, told) {
         // After an orderly end nothing is away. Somebody may also have removed the record: what
         // this guard was told is the best that there is.
         (None, told) => told,
         // Its file may have been removed: this guard has it open.
-        (Some((path, _)), Some(told))
-            if told.store().path() == path && !told.store().is_other() =>
+        (Some(place), Some(told))
+            if told.store().path() == place.store && !told.store().is_other() =>
         {
             Some(told)
         }
-        (Some((path, leases)), _) => {
-            let opened = AwayPages::open(vmm, &ward.memory, &leases, &path);
+        (Some(place), _) => {
+            let opened = place.open(vmm, &ward.memory);
             Some(Box::new(opened.map_err(|failure| io::Error::other(failure.to_string()))?))
         }
     };
@@ -320,6 +339,8 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
         let has_pages = away.as_ref().is_some_and(|pages| pages.count() > 0);
         if let Some(pages) = away.as_ref().filter(|_| has_pages) {
             polled.push(PollFd::new(faults, PollFlags::IN));
+            let swap = pages.store().swap_bell();
+            polled.extend(swap.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
             polled.extend(pages.wanted().iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let pause = if has_pages { LOOK_PAUSE } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
@@ -346,6 +367,8 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
             release(faults, &ward.memory);
             return GuardEnd::Over(None);
         };
+        // Also when nothing has been done: what has failed is tried again.
+        pages.progress(faults);
         if ready[2..].contains(&true) || pages.wanted().is_empty() {
             pages.serve_wanted(faults);
         }

@@ -49,7 +49,7 @@ mod tripwire;
 mod vmm;
 
 pub use attach::{AttachOptions, AttachStep, Helpers, attach, detach_orphan};
-pub use away::remove_ended_tables;
+pub use away::clean;
 pub use control::{Control, Request, ask, ask_to_detach, list};
 pub use counts::{EvictionCounts, PagerCounts, PagerStatus, ShadowCounts};
 pub use fathom_guest_memory::LEASE_FOLDER;
@@ -63,5 +63,5 @@ pub use memory::MappedMemory;
 pub use pager::{EvictionOptions, Pager, ServeEnd, ShadowOptions};
 pub use record::{FOLDER, PagerRecord};
 pub use refusal::AttachRefusal;
-pub use store::STORE_FOLDER;
+pub use store::{STORE_FOLDER, SwapOptions};
 pub use vmm::Vmm;

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::away::AwayPages;
 use crate::counts::PagerStatus;
 use crate::evict::{Eviction, count_descriptors};
 use crate::faults::{Served, page_of, part_of, run_of, serve_missing, serve_protected};
-use crate::guard::{self, Guard, Ward};
+use crate::guard::{self, Guard, StorePlace, Ward};
 use crate::hazard;
 use crate::limit::LimitHandle;
 use crate::look::{self, Ask, Look, Seen};
@@ -26,7 +26,7 @@ use crate::publish::Publisher;
 use crate::record::{PagerRecord, RecordPlace};
 use crate::refusal;
 use crate::shadow::Shadow;
-use crate::store::PAGE;
+use crate::store::{PAGE, SwapOptions};
 use crate::tripwire::Tripwire;
 use crate::userfault::{PageFault, UserFault};
 use crate::vmm::{ProcessMap, Vmm};
@@ -79,6 +79,8 @@ pub struct Pager {
     pub(crate) descriptors: u64,
     /// Why all pages come in before serving ends.
     pub(crate) ending: Option<ServeEnd>,
+    /// Whether pages have to come in, and none can for the moment.
+    pub(crate) is_stuck: bool,
     /// Shows the daemon what it does.
     pub(crate) publisher: Publisher,
 }
@@ -113,6 +115,8 @@ pub struct EvictionOptions {
     pub leases: PathBuf,
     /// Where the store is: a folder in memory.
     pub store: PathBuf,
+    /// The swap file of the store; `None` for none.
+    pub swap: Option<SwapOptions>,
     /// Asks the daemons to take leases, as in [`ShadowOptions`].
     pub ask: Ask,
 }
@@ -159,17 +163,26 @@ impl Pager {
         Ok(())
     }
 
-    /// Says how pages leave when there is a limit. The pager has to have it before pages can.
-    pub fn allow_eviction(&mut self, options: EvictionOptions) {
-        if matches!(self.work, Work::Eviction(_)) {
+    /// Says how pages leave when there is a limit. The pager has to have it before pages can. What
+    /// an earlier pager has begun goes on where it was.
+    ///
+    /// # Errors
+    /// When a swap file is wanted, and pages are away already without one.
+    pub fn allow_eviction(&mut self, options: EvictionOptions) -> Result<(), Failure> {
+        if let Work::Eviction(eviction) = &self.work {
             // An earlier pager has begun.
             self.look = Some(Look::new(Arc::clone(&options.ask)));
+            if options.swap.is_some() && !eviction.away.store().has_swap() {
+                return Err(Failure::new("pages are away already, in a store without a swap file")
+                    .advise("detach first; or leave out --swap, to go on without one"));
+            }
         }
         self.options = Some(options);
         let limit = self.record.limit;
         if let Work::Eviction(eviction) = &mut self.work {
             eviction.set_limit(limit);
         }
+        Ok(())
     }
 
     /// Sets the most bytes of the guest's memory that are to be in the host's memory; `None` for no
@@ -221,21 +234,28 @@ impl Pager {
         if memory::is_mapped_twice(&self.memory) {
             return Err(Failure::new("the VMM maps a part of its guest's memory twice"));
         }
-        let EvictionOptions { leases, store, ask } = options;
-        let away = AwayPages::create(&self.vmm, &self.memory, &leases, &store)?;
+        let EvictionOptions { leases, store, swap, ask } = options;
+        let away = AwayPages::create(&self.vmm, &self.memory, &leases, &store, swap.as_ref())?;
         let eviction = Eviction::new(away, &self.vmm, &self.memory);
-        let path = eviction.away.store().path().to_owned();
+        let made = eviction.away.store();
+        let place = StorePlace {
+            store: made.path().to_owned(),
+            swap: made.swap_path().map(Path::to_owned),
+            leases,
+        };
         // The record first: a pager that dies has left a store that the next one finds.
         let begun = can_evict(&eviction).and_then(|()| {
-            (self.record.store, self.record.leases) = (Some(path.clone()), leases.clone());
+            let record = &mut self.record;
+            record.store = Some(place.store.clone());
+            (record.swap, record.leases) = (place.swap.clone(), place.leases.clone());
             self.place
                 .write(&self.record)
                 .map_err(|error| Failure::new(format!("cannot write the record: {error}")))?;
             let no_guard = || Failure::new("the pager has no guard");
-            self.guard.as_mut().ok_or_else(no_guard)?.open_store(&path, &leases)
+            self.guard.as_mut().ok_or_else(no_guard)?.open_store(&place)
         });
         if let Err(failure) = begun {
-            self.record.store = None;
+            (self.record.store, self.record.swap) = (None, None);
             // A record that names a store has to find it.
             if self.place.write(&self.record).is_ok() {
                 eviction.away.end(false);
@@ -246,7 +266,7 @@ impl Pager {
         }
         self.work = Work::Eviction(Box::new(eviction));
         self.look = Some(Look::new(ask));
-        self.helpers.clean(&leases);
+        self.helpers.clean(&place.leases, swap.as_ref().map(|swap| swap.folder.as_path()));
         Ok(())
     }
 
@@ -301,7 +321,8 @@ impl Pager {
                 } else if eviction.away.count() > 0 || !look.doubt().is_empty() {
                     pause = pause.min(GLANCE_INTERVAL);
                 }
-                Some(eviction.rest().map_or(pause, |rest| pause.min(rest)))
+                let rests = [eviction.rest(), eviction.away.store().next_swap_work()];
+                Some(rests.into_iter().flatten().fold(pause, Duration::min))
             }
         }
     }
@@ -319,12 +340,11 @@ impl Pager {
                 if is_bringing {
                     let can_go_on = eviction.away.bring_some(faults, STEP_TIME);
                     eviction.measure(tripwires);
-                    if !can_go_on && !eviction.away.is_complete() && !faults.has_faults() {
-                        std::thread::sleep(STUCK_PAUSE);
-                    }
+                    self.is_stuck = !can_go_on && !eviction.away.is_complete();
                 } else {
                     eviction.evict_some(faults, tripwires, STEP_TIME);
                 }
+                eviction.progress(faults);
                 let mut status = status.lock();
                 status.eviction = eviction.counts();
                 publisher.publish_if_due(eviction.away.tables(), &status);
@@ -370,7 +390,12 @@ impl Pager {
                 return Ok(end);
             }
             let pause = self.look_around();
-            let pause = if self.ending.is_some() { Some(Duration::ZERO) } else { pause };
+            let pause = match self.ending {
+                // What it waits for wakes it: a page that has been read, a fault.
+                _ if std::mem::take(&mut self.is_stuck) => Some(STUCK_PAUSE),
+                Some(_) => Some(Duration::ZERO),
+                None => pause,
+            };
             let woken = self.wait(pause, stop)?;
             // One fault is followed by others: a thread that sleeps is slow to wake.
             let is_spinning = woken.has_faults && matches!(self.work, Work::Eviction(_));
@@ -382,6 +407,11 @@ impl Pager {
                     for address in eviction.away.serve_wanted(&self.faults) {
                         eviction.touched(address, PAGE, true);
                     }
+                }
+            }
+            if woken.is_swapped {
+                if let Work::Eviction(eviction) = &mut self.work {
+                    eviction.progress(&self.faults);
                 }
             }
             if woken.has_faults {
@@ -434,6 +464,11 @@ impl Pager {
         let stop = Some(stop).filter(|_| self.ending.is_none());
         polled.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, input)));
         polled.extend(self.guard.as_ref().map(|guard| PollFd::new(guard, input)));
+        let swap = match &self.work {
+            Work::Eviction(eviction) => eviction.away.store().swap_bell(),
+            _ => None,
+        };
+        polled.extend(swap.map(|bell| PollFd::from_borrowed_fd(bell, input)));
         if let Work::Eviction(eviction) = &self.work {
             polled.extend(eviction.away.wanted().iter().map(|socket| PollFd::new(socket, input)));
         }
@@ -450,6 +485,7 @@ impl Pager {
             is_limited: next(true),
             is_asked: next(stop.is_some()),
             is_alone: next(self.guard.is_some()),
+            is_swapped: next(swap.is_some()),
             is_wanted: ready.any(|is_ready| is_ready) || self.is_deaf(),
         })
     }
@@ -494,7 +530,7 @@ impl Pager {
                 Some(Served::Present) => counts.repeated += 1,
                 Some(Served::Stray) => counts.strays += 1,
                 Some(Served::Released) => counts.released += 1,
-                Some(Served::Brought | Served::Later) | None => {}
+                Some(Served::Brought | Served::Later | Served::Reading) | None => {}
             }
             counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
             drop(status);
@@ -567,7 +603,7 @@ impl Pager {
             self.publisher.publish(eviction.away.tables(), &status);
         }
         self.record.is_attached = false;
-        (self.record.store, self.record.limit) = (None, None);
+        (self.record.store, self.record.swap, self.record.limit) = (None, None, None);
         // A record that says otherwise costs nothing, but for one that names a store: the next
         // pager adopts what there is.
         if self.place.write(&self.record).is_ok() || has_ended {
@@ -575,7 +611,7 @@ impl Pager {
                 let leases = eviction.away.leases().to_owned();
                 eviction.away.end(has_ended);
                 if has_ended {
-                    self.helpers.clean(&leases);
+                    self.helpers.clean(&leases, None);
                 }
             }
         }
@@ -603,6 +639,7 @@ struct Woken {
     is_asked: bool,
     is_limited: bool,
     is_alone: bool,
+    is_swapped: bool,
     is_wanted: bool,
 }
 

@@ -78,6 +78,7 @@ fn figures(status: &PagerStatus) -> PagerFigures {
         away_bytes: eviction.away_bytes,
         filled_bytes: eviction.filled_bytes,
         store_bytes: eviction.store_bytes,
+        file_bytes: eviction.file_bytes,
         evicted: eviction.evicted,
         brought: eviction.brought,
         wanted: eviction.wanted,

@@ -53,6 +53,9 @@ pub struct PagerRecord {
     /// The store of the pages that are away; none before a page may leave.
     #[serde(default)]
     pub store: Option<PathBuf>,
+    /// Its swap file, if it has one.
+    #[serde(default)]
+    pub swap: Option<PathBuf>,
     /// The folder of the tables of leases that belong to it.
     #[serde(default)]
     pub leases: PathBuf,

@@ -43,18 +43,67 @@ fn content(seed: u64) -> Page {
 impl Scene {
     /// A guest whose pages have the contents of their numbers. `None` without the rights for it.
     fn start() -> Option<Self> {
+        Self::start_with(false)
+    }
+
+    /// The same, with a swap file to which all contents go.
+    fn start_with(has_swap: bool) -> Option<Self> {
         let TestGuest { file, guest, faults, memory, .. } =
             TestGuest::start(PAGES, |page| content(page).to_vec())?;
         let start = memory[0].start;
         let (leases, folder) =
             (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
         let vmm = Vmm::open(std::process::id() as i32).unwrap();
-        let away = {
-            let store = folder.path().join("store");
-            AwayPages::create(&vmm, &memory, leases.path(), &store).unwrap()
+        let swap =
+            SwapOptions { folder: leases.path().join("swap"), bytes_max: None, memory_max: 0 };
+        let store = folder.path().join("store");
+        let away = AwayPages::create(
+            &vmm,
+            &memory,
+            &leases.path().join("tables"),
+            &store,
+            has_swap.then_some(&swap),
+        );
+        let away = match away {
+            Ok(away) => away,
+            Err(failure) if has_swap => {
+                println!("Skipped: {failure:#}");
+                return None;
+            }
+            Err(failure) => panic!("{failure:#}"),
         };
+        let mut away = away;
+        away.allow_leaving();
         let scene = Self { leases, folder, file, guest, faults, memory, vmm, away, start };
         Some(scene)
+    }
+
+    fn tables(&self) -> PathBuf {
+        self.leases.path().join("tables")
+    }
+
+    /// Waits until all contents are in the swap file.
+    fn settle(&mut self) {
+        let begun = Instant::now();
+        while self.away.store().bytes() > 0 {
+            self.away.progress(&self.faults);
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "{}",
+                self.away.store().swap_obstacle()
+            );
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Brings a page in, and waits for it.
+    fn bring_now(&mut self, page: u64) {
+        let begun = Instant::now();
+        while self.bring(page) == Brought::Reading {
+            self.away.progress(&self.faults);
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     fn evict(&mut self, page: u64) -> Evicted {
@@ -82,6 +131,7 @@ impl Scene {
         let thread = std::thread::spawn(move || work(&guest));
         while !thread.is_finished() {
             let Self { faults, memory, away, .. } = self;
+            away.progress(faults);
             let mut found = Vec::new();
             faults.faults(|fault| found.push(fault)).unwrap();
             for fault in found {
@@ -111,9 +161,12 @@ impl Scene {
     /// The pager has died, and the next one comes.
     fn succeed(&mut self) {
         let path = self.away.store().path().to_owned();
-        let (vmm, memory, leases) = (&self.vmm, &self.memory, self.leases.path());
-        self.away = AwayPages::open(vmm, memory, leases, &path).unwrap();
+        let swap = self.away.store().swap_path().map(Path::to_owned);
+        let (vmm, memory, leases) = (&self.vmm, &self.memory, &self.tables());
+        self.away = AwayPages::open(vmm, memory, leases, &path, swap.as_deref()).unwrap();
         self.away.recover();
+        self.away.allow_leaving();
+        self.away.listen().unwrap();
         self.faults.wake(&self.memory[0].range()).unwrap();
     }
 
@@ -126,13 +179,23 @@ impl Scene {
         died
     }
 
+    /// Has all pages come in.
+    fn bring_all(&mut self) {
+        let begun = Instant::now();
+        while !self.away.is_complete() {
+            self.away.bring_some(&self.faults, Duration::from_millis(1));
+            self.away.progress(&self.faults);
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+    }
+
     /// The daemon's memory, with leases, in mappings of its own.
     fn daemon(&self) -> GuestMemory {
         let mut plain = GuestMemory::default();
         let file = self.file.try_clone().unwrap();
         plain.add(0, PAGES * PAGE, file, 0, &Arc::default()).unwrap();
         let (memory, leases) =
-            GuestLeases::renew(self.leases.path(), &plain, None).unwrap().expect("a table");
+            GuestLeases::renew(&self.tables(), &plain, None).unwrap().expect("a table");
         drop(plain);
         assert_eq!(leases.obstacle(), None);
         memory
@@ -163,7 +226,7 @@ fn a_page_leaves_the_memory_and_comes_back_as_it_was() {
     assert_eq!((scene.away.count(), scene.away.store().bytes()), (0, 0));
     let Scene { away, leases, folder, .. } = scene;
     away.end(true);
-    assert_eq!(tables_in(leases.path()), 0);
+    assert_eq!(tables_in(&leases.path().join("tables")), 0);
     assert_eq!(std::fs::read_dir(folder.path().join("store")).unwrap().count(), 0);
 }
 
@@ -428,5 +491,167 @@ fn pages_whose_words_are_false_are_not_waited_for_and_the_others_come() {
     for page in [30, 31, 40, 41] {
         assert!(scene.exists(page), "page {page}");
         assert_eq!(scene.guest_reads(page), content(page), "page {page}");
+    }
+}
+
+/// With a swap file: a content is in memory, on its way to the file, in it, or on its way back when
+/// the pager dies, and the next one finds it.
+#[test]
+fn pages_come_back_from_a_swap_file_also_after_each_death() {
+    let Some(mut scene) = Scene::start_with(true) else { return };
+    let mut seed = 100;
+    for page in 0..PAGES {
+        for (count, step) in EVICTION.into_iter().chain(RETURN).enumerate() {
+            let is_leaving = count < EVICTION.len();
+            if is_leaving {
+                let evict = |scene: &mut Scene| {
+                    scene.evict(page);
+                };
+                assert!(scene.die(step, evict), "{step:?} did not come");
+            } else {
+                assert_eq!(scene.evict(page), Evicted::Gone);
+                match page % 3 {
+                    // It is in the file.
+                    0 => scene.settle(),
+                    // It may be on its way.
+                    1 => drop(scene.away.progress(&scene.faults)),
+                    _ => {}
+                }
+                assert!(scene.die(step, |scene| scene.bring_now(page)), "{step:?} did not come");
+                let _ = scene.die(step, |scene| scene.bring_now(page));
+            }
+            let now = scene.guest_reads(page);
+            assert!(now == content(seed) || is_leaving && now == content(page), "{page}, {step:?}");
+            seed += 1;
+            scene.guest_writes(page, seed);
+            assert_eq!(scene.guest_reads(page), content(seed), "page {page}, {step:?}");
+        }
+    }
+    scene.bring_all();
+    assert_eq!(scene.away.store().swap_bytes(), 0);
+}
+
+#[test]
+fn all_kinds_of_pages_go_to_the_file_and_come_in_together() {
+    let Some(mut scene) = Scene::start_with(true) else { return };
+    let mut noise = [0; PAGE as usize];
+    fastrand::Rng::with_seed(3).fill(&mut noise);
+    scene.guest(move |guest| guest.access().write(31 * PAGE as usize, &noise));
+    for page in 0..PAGES {
+        assert_eq!(scene.evict(page), Evicted::Gone, "page {page}");
+    }
+    scene.settle();
+    let facts = (0..PAGES).filter(|page| page % 5 == 0).count() as u64;
+    assert_eq!(scene.away.store().entries(), (facts, 0));
+    assert_eq!(scene.away.store().swap_bytes(), (PAGES - facts) * PAGE);
+    // The next pager, and a device that overwrites one of them: it is not read.
+    scene.succeed();
+    let daemon = scene.daemon();
+    assert!(daemon.access(6 * PAGE, PAGE, Purpose::Overwrite).is_none());
+    scene.away.serve_wanted(&scene.faults);
+    assert_eq!(scene.away.counts().overwritten, 1);
+    assert!(daemon.access(6 * PAGE, PAGE, Purpose::Overwrite).is_some());
+    // One that it wants, and one that it wants as a whole when it is being read already.
+    assert!(daemon.access(7 * PAGE, PAGE, Purpose::Read).is_none());
+    scene.away.serve_wanted(&scene.faults);
+    assert!(daemon.access(7 * PAGE, PAGE, Purpose::Overwrite).is_none());
+    scene.bring_all();
+    assert_eq!(scene.away.counts().overwritten, 2);
+    let read = scene.away.store().swap_counts().read;
+    assert!(read <= PAGES - facts - 1, "{read}");
+    for page in 0..PAGES {
+        let expected = match page {
+            6 | 7 => [0; PAGE as usize],
+            31 => noise,
+            page => content(page),
+        };
+        assert_eq!(scene.guest_reads(page), expected, "page {page}");
+    }
+    let Scene { away, leases, .. } = scene;
+    away.end(true);
+    assert_eq!(std::fs::read_dir(leases.path().join("swap")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_swap_file_that_is_damaged_cut_off_or_replaced_is_an_error_and_never_another_content() {
+    let Some(mut scene) = Scene::start_with(true) else { return };
+    for page in [6, 7, 8, 9] {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    scene.settle();
+    let path = scene.away.store().swap_path().unwrap().to_owned();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    // The slots are those of the pages in the order of their leaving.
+    let mut swapped = [0; 2 * PAGE as usize];
+    file.read_exact_at(&mut swapped, 0).unwrap();
+    assert_eq!(swapped[..PAGE as usize], content(6));
+    swapped[100] ^= 1;
+    file.write_all_at(&swapped[..PAGE as usize], 0).unwrap();
+    file.write_all_at(&swapped[..PAGE as usize], PAGE).unwrap();
+    file.sync_all().unwrap();
+    for page in [6, 7] {
+        scene.bring_now(page);
+        assert!(!scene.exists(page) && scene.away.damaged.contains(&page), "page {page}");
+    }
+    assert_eq!(scene.guest_reads(8), content(8));
+    file.set_len(2 * PAGE).unwrap();
+    scene.bring_now(9);
+    assert!(!scene.exists(9) && scene.away.damaged() == 3);
+    assert!(scene.away.is_complete());
+    // What leaves now goes to memory, and on to the file.
+    assert_eq!(scene.evict(11), Evicted::Gone);
+    scene.settle();
+    // Another file is not used; what is in memory comes.
+    std::fs::rename(&path, path.with_extension("old")).unwrap();
+    std::fs::copy(path.with_extension("old"), &path).unwrap();
+    scene.succeed();
+    assert_eq!(scene.evict(12), Evicted::Gone);
+    let begun = Instant::now();
+    while scene.away.store().swap_obstacle().is_empty() {
+        scene.away.progress(&scene.faults);
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+    let obstacle = scene.away.store().swap_obstacle();
+    assert!(obstacle.contains("another file"), "{obstacle}");
+    assert_eq!(scene.guest_reads(12), content(12));
+    assert_eq!(scene.bring(11), Brought::Reading);
+    scene.away.progress(&scene.faults);
+    // The right one is there again.
+    std::fs::rename(path.with_extension("old"), &path).unwrap();
+    assert_eq!(scene.guest_reads(11), content(11));
+    assert!(scene.away.store().swap_counts().failed > 0);
+}
+
+#[test]
+fn a_full_swap_file_loses_nothing_and_is_said() {
+    let Some(mut scene) = Scene::start_with(true) else { return };
+    let path = scene.away.store().path().to_owned();
+    scene.away.end(false);
+    let swap = SwapOptions {
+        folder: scene.leases.path().join("swap"),
+        bytes_max: Some(3 * PAGE + 100),
+        memory_max: 0,
+    };
+    let (vmm, memory, tables) = (&scene.vmm, &scene.memory, scene.leases.path().join("tables"));
+    let store = path.parent().unwrap();
+    scene.away = AwayPages::create(vmm, memory, &tables, store, Some(&swap)).unwrap();
+    scene.away.allow_leaving();
+    for page in 1..5 {
+        assert_eq!(scene.evict(page), Evicted::Gone);
+    }
+    let begun = Instant::now();
+    while scene.away.store().swap_obstacle().is_empty() {
+        scene.away.progress(&scene.faults);
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(scene.away.store().swap_obstacle(), "the swap file is full");
+    assert_eq!(scene.away.store().swap_bytes(), 3 * PAGE);
+    // What does not become smaller stays now.
+    let mut noise = [0; PAGE as usize];
+    fastrand::Rng::with_seed(3).fill(&mut noise);
+    scene.guest(move |guest| guest.access().write(31 * PAGE as usize, &noise));
+    assert_eq!(scene.evict(31), Evicted::Incompressible);
+    for page in 1..5 {
+        assert_eq!(scene.guest_reads(page), content(page));
     }
 }

@@ -1,5 +1,6 @@
 //! The pages that are away from a guest's memory: a file in memory with an entry for each page, and
-//! the compressed content. It outlives the pager and its guard.
+//! the compressed content; and a [swap file](swap) for what of it takes too much memory. They
+//! outlive the pager and its guard.
 //!
 //! ```text
 //! header (4 KiB) │ index: 8 bytes a page │ data, from a multiple of 64 KiB: chunks of slots
@@ -10,12 +11,16 @@
 //! |---|---|
 //! | 0 | no entry |
 //! | 1 | the page has one number of 32 bits throughout: bits 32 to 63 |
-//! | 2 | LZ4: bits 2 to 15 are the length in bytes, with the checksum; bits 16 to 63 are the place, in units of 256 bytes from the beginning of the data |
+//! | 2 | LZ4, or plain if it is as long as a page: bits 2 to 15 are the length in bytes, with the checksum; bits 16 to 63 are the place, in units of 256 bytes from the beginning of the data |
+//! | 3 | in the swap file: bits 2 to 31 are the slot, bits 32 to 63 the checksum's low half |
 //!
 //! A slot begins with a checksum of 64 bits of the page's content, and of its number. Which slots
 //! are taken follows from the index; nothing else says it. The format is in `docs/pager.md`.
 
+mod map;
 mod slots;
+mod spill;
+mod swap;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -29,6 +34,9 @@ use rustix::fs::{FallocateFlags, fallocate};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::slots::{CHUNK, SLOT_BYTES_MAX, Slots, UNIT};
+pub(crate) use self::spill::ReadPage;
+use self::spill::Swap;
+use self::swap::{SwapFile, SwapPlace};
 use crate::memory::MappedMemory;
 use crate::vmm::{self, Vmm};
 
@@ -42,7 +50,8 @@ pub const STORE_FOLDER: &str = "/dev/shm/fathom-pager";
 
 /// `fathomPS`, and the version of the layout.
 const MAGIC: u64 = 0x5350_6d6f_6874_6166;
-const VERSION: u64 = 1;
+/// 1 had no swap file.
+const VERSION: u64 = 2;
 /// The numbers of 64 bits before the index: one page.
 const HEADER: usize = 512;
 const AT_MAGIC: usize = 0;
@@ -51,6 +60,12 @@ const AT_PROCESS: usize = 2;
 const AT_START: usize = 3;
 const AT_PARTS: usize = 4;
 const AT_PAGES: usize = 5;
+/// The swap file: its device, inode and slots (0 without one), and the most bytes that contents
+/// take in memory with one.
+const AT_SWAP_DEVICE: usize = 6;
+const AT_SWAP_INODE: usize = 7;
+const AT_SWAP_SLOTS: usize = 8;
+const AT_MEMORY_MAX: usize = 9;
 /// Each part has four numbers.
 const AT_PART: usize = 16;
 const PARTS_MAX: usize = (HEADER - AT_PART) / 4;
@@ -61,7 +76,11 @@ const PAGES_MAX: u64 = 16 << 28;
 const CHECKSUM_BYTES: usize = 8;
 /// A page that does not become smaller than this stays: it would free too little.
 const PACKED_BYTES_MAX: usize = 3072;
-const _: () = assert!(PACKED_BYTES_MAX + CHECKSUM_BYTES <= SLOT_BYTES_MAX);
+/// The length of a content that does not become smaller, with its checksum.
+const PLAIN_BYTES: usize = PAGE as usize + CHECKSUM_BYTES;
+const _: () = assert!(PLAIN_BYTES <= SLOT_BYTES_MAX);
+/// The most slots of a swap file: 4 TiB.
+const SWAP_SLOTS_MAX: u64 = 1 << 30;
 
 /// tmpfs.
 const TMPFS: u64 = 0x0102_1994;
@@ -75,6 +94,10 @@ enum Entry {
         place: u64,
         length: usize,
     },
+    Swapped {
+        slot: u64,
+        checksum: u32,
+    },
     /// Nothing that was ever written.
     Invalid,
 }
@@ -82,11 +105,16 @@ enum Entry {
 impl Entry {
     fn decode(word: u64) -> Self {
         let length = (word >> 2 & 0x3fff) as usize;
-        let is_length = length > CHECKSUM_BYTES && length <= CHECKSUM_BYTES + PACKED_BYTES_MAX;
+        let is_length = length > CHECKSUM_BYTES && length <= CHECKSUM_BYTES + PACKED_BYTES_MAX
+            || length == PLAIN_BYTES;
         match word & 0b11 {
             0 if word == 0 => Self::None,
             1 if word as u32 == 1 => Self::Filled((word >> 32) as u32),
             2 if is_length => Self::Packed { place: word >> 16, length },
+            3 => Self::Swapped {
+                slot: word >> 2 & (SWAP_SLOTS_MAX - 1),
+                checksum: (word >> 32) as u32,
+            },
             _ => Self::Invalid,
         }
     }
@@ -96,6 +124,7 @@ impl Entry {
             Self::None | Self::Invalid => 0,
             Self::Filled(value) => u64::from(value) << 32 | 1,
             Self::Packed { place, length } => place << 16 | (length as u64) << 2 | 2,
+            Self::Swapped { slot, checksum } => u64::from(checksum) << 32 | slot << 2 | 3,
         }
     }
 }
@@ -118,8 +147,21 @@ pub(crate) enum Found {
     Nothing,
     /// Its content.
     Content,
+    /// It is in the swap file, and has to be [read](PageStore::read).
+    InFile,
     /// Something else than what was stored.
     Damaged,
+}
+
+/// How a store has a swap file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwapOptions {
+    /// The folder of the file: on a disk, for this user alone.
+    pub folder: PathBuf,
+    /// The most bytes of the file; `None` for as many as the guest's memory has.
+    pub bytes_max: Option<u64>,
+    /// The most bytes that contents take in memory before they go to the file.
+    pub memory_max: u64,
 }
 
 /// A part of the guest's memory whose pages have entries.
@@ -146,6 +188,8 @@ pub(crate) struct PageStore {
     slots: Slots,
     filled: u64,
     packed: u64,
+    swapped: u64,
+    swap: Option<Swap>,
     /// Space for a compressed page.
     scratch: Vec<u8>,
 }
@@ -165,21 +209,45 @@ fn data_bytes(pages: u64) -> u64 {
 }
 
 fn name(vmm: &Vmm) -> String {
-    format!("{}-{}-{}.pages", vmm::namespace(), vmm.process(), vmm.start_ticks())
+    format!("{}-{}-{}", vmm::namespace(), vmm.process(), vmm.start_ticks())
+}
+
+/// Whether a folder is of this user alone.
+fn check_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let found = fs::symlink_metadata(folder)?;
+    let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if !is_own || found.mode() & 0o077 != 0 {
+        return Err(invalid("others may use the folder: it has to be of this user alone"));
+    }
+    Ok(())
 }
 
 impl PageStore {
-    /// Makes the store of a VMM, in a folder that is in memory.
+    /// Makes the store of a VMM, in a folder that is in memory, perhaps with a swap file.
     ///
     /// # Errors
     /// When it cannot be made, or there is no memory for its index.
-    pub fn create(folder: &Path, vmm: &Vmm, memory: &[MappedMemory]) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let found = fs::symlink_metadata(folder)?;
-        let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
-        if !is_own || found.mode() & 0o077 != 0 {
-            return Err(invalid("others may use the folder: it has to be of this user alone"));
-        }
+    pub fn create(
+        folder: &Path,
+        vmm: &Vmm,
+        memory: &[MappedMemory],
+        swap: Option<&SwapOptions>,
+    ) -> io::Result<Self> {
+        let place = swap.map(|swap| create_swap(vmm, memory, swap)).transpose()?;
+        let made = Self::create_with(folder, vmm, memory, swap.zip(place.as_ref()));
+        made.inspect_err(|_| {
+            place.iter().for_each(|(place, _)| drop(fs::remove_file(&place.path)));
+        })
+    }
+
+    fn create_with(
+        folder: &Path,
+        vmm: &Vmm,
+        memory: &[MappedMemory],
+        swap: Option<(&SwapOptions, &(SwapPlace, u64))>,
+    ) -> io::Result<Self> {
+        check_folder(folder)?;
         if rustix::fs::statfs(folder)?.f_type as u64 != TMPFS {
             return Err(invalid("the folder is not in memory (tmpfs)"));
         }
@@ -187,7 +255,7 @@ impl PageStore {
         if memory.len() > PARTS_MAX || pages > PAGES_MAX {
             return Err(invalid("the guest's memory is too large, or has too many parts"));
         }
-        let path = folder.join(name(vmm));
+        let path = folder.join(format!("{}.pages", name(vmm)));
         let _ = fs::remove_file(&path);
         let file = File::options()
             .read(true)
@@ -201,7 +269,18 @@ impl PageStore {
             file.set_len(index + data_bytes(pages))?;
             // All of it, so that no entry fails later.
             fallocate(&file, FallocateFlags::empty(), 0, index)?;
-            let store = Self::map(path.clone(), file, pages)?;
+            let mut store = Self::map(path.clone(), file, pages)?;
+            if let Some((options, (place, slots))) = swap {
+                for (at, value) in [
+                    (AT_SWAP_DEVICE, place.file.device),
+                    (AT_SWAP_INODE, place.file.inode),
+                    (AT_SWAP_SLOTS, *slots),
+                    (AT_MEMORY_MAX, options.memory_max),
+                ] {
+                    store.set_number(at, value);
+                }
+                store.open_swap(&place.path)?;
+            }
             for (at, part) in memory.iter().enumerate() {
                 let numbers = [part.device, part.inode, part.offset, part.length()];
                 for (number, value) in numbers.into_iter().enumerate() {
@@ -223,12 +302,12 @@ impl PageStore {
         made.inspect_err(|_| drop(fs::remove_file(&path)))
     }
 
-    /// Opens the store that an earlier pager of a VMM has made. What is taken in it is not known
-    /// before [`recover`](Self::recover).
+    /// Opens the store that an earlier pager of a VMM has made, with the swap file at `swap` if it
+    /// has one. What is taken in it is not known before [`recover`](Self::recover).
     ///
     /// # Errors
     /// When there is none, or it is another VMM's, or of another version.
-    pub fn open(path: &Path, vmm: &Vmm) -> io::Result<Self> {
+    pub fn open(path: &Path, vmm: &Vmm, swap: Option<&Path>) -> io::Result<Self> {
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
         let file = options.open(path)?;
@@ -249,11 +328,30 @@ impl PageStore {
         let is_its = number(AT_PROCESS) == vmm.process() as u64
             && number(AT_START) == vmm.start_ticks()
             && pages <= PAGES_MAX
+            && number(AT_SWAP_SLOTS) <= SWAP_SLOTS_MAX
             && length == data_offset(pages) + data_bytes(pages);
         if !is_its {
             return Err(invalid("it is the store of another machine"));
         }
-        Self::map(path.to_owned(), file, pages)?.with_parts()
+        let mut store = Self::map(path.to_owned(), file, pages)?;
+        if let Some(swap) = swap {
+            store.open_swap(swap)?;
+        }
+        store.with_parts()
+    }
+
+    /// Takes the swap file of the header, which is at `path`, if there is one. It need not be there
+    /// now: what is in it cannot come back then, and the rest can.
+    fn open_swap(&mut self, path: &Path) -> io::Result<()> {
+        let slots = self.number(AT_SWAP_SLOTS);
+        if slots == 0 {
+            return Ok(());
+        }
+        let file =
+            MemoryFile { device: self.number(AT_SWAP_DEVICE), inode: self.number(AT_SWAP_INODE) };
+        let file = SwapFile::new(SwapPlace { path: path.to_owned(), file })?;
+        self.swap = Some(Swap::new(file, slots, self.number(AT_MEMORY_MAX)));
+        Ok(())
     }
 
     fn map(path: PathBuf, file: File, pages: u64) -> io::Result<Self> {
@@ -269,6 +367,8 @@ impl PageStore {
             slots: Slots::new(data_bytes(pages)),
             filled: 0,
             packed: 0,
+            swapped: 0,
+            swap: None,
             scratch: vec![0; lz4_flex::block::get_maximum_output_size(PAGE as usize)],
         })
     }
@@ -343,7 +443,9 @@ impl PageStore {
     /// be stay: such a page is damaged.
     pub fn recover(&mut self, is_away: impl Fn(u64) -> bool) {
         self.slots = Slots::new(data_bytes(self.pages));
-        (self.filled, self.packed) = (0, 0);
+        (self.filled, self.packed, self.swapped) = (0, 0, 0);
+        let slots = self.number(AT_SWAP_SLOTS);
+        self.swap.iter_mut().for_each(|swap| swap.forget(slots));
         for page in 0..self.pages {
             let entry = self.entry(page);
             // What its memory does not have any more says nothing.
@@ -361,6 +463,14 @@ impl PageStore {
                     self.packed += 1;
                     // One that overlaps is found by its checksum.
                     let _ = self.slots.occupy(place, length);
+                    self.swap.iter_mut().for_each(|swap| swap.push(page, length == PLAIN_BYTES));
+                }
+                Entry::Swapped { slot, .. } => {
+                    self.swapped += 1;
+                    // The same.
+                    if let Some(swap) = &mut self.swap {
+                        let _ = swap.slots.occupy(slot);
+                    }
                 }
             }
         }
@@ -397,6 +507,10 @@ impl PageStore {
         let packed = lz4_flex::block::compress_into(content, &mut self.scratch);
         let packed = match packed {
             Ok(packed) if packed <= PACKED_BYTES_MAX => packed,
+            _ if self.swap.as_ref().is_some_and(Swap::takes_plain) => {
+                self.scratch[..PAGE as usize].copy_from_slice(content);
+                PAGE as usize
+            }
             _ => return Stored::Incompressible,
         };
         let length = CHECKSUM_BYTES + packed;
@@ -418,6 +532,10 @@ impl PageStore {
         }
         self.publish(page, Entry::Packed { place, length });
         self.packed += 1;
+        if let Some(swap) = &mut self.swap {
+            swap.push(page, length == PLAIN_BYTES);
+            self.trim_queues();
+        }
         Stored::Yes
     }
 
@@ -442,6 +560,8 @@ impl PageStore {
                 Found::Content
             }
             Entry::Packed { place, length } => self.unpack(page, place, length, target),
+            Entry::Swapped { .. } if self.swap.is_some() => Found::InFile,
+            Entry::Swapped { .. } => Found::Damaged,
         }
     }
 
@@ -451,8 +571,13 @@ impl PageStore {
         let bytes = &mut bytes[..length];
         self.map.access().read(offset, bytes);
         let (checksum, packed) = bytes.split_at(CHECKSUM_BYTES);
-        let unpacked = lz4_flex::block::decompress_into(packed, target);
-        let is_whole = matches!(unpacked, Ok(length) if length == PAGE as usize);
+        let is_whole = if length == PLAIN_BYTES {
+            target.copy_from_slice(packed);
+            true
+        } else {
+            let unpacked = lz4_flex::block::decompress_into(packed, target);
+            matches!(unpacked, Ok(length) if length == PAGE as usize)
+        };
         let is_it = is_whole && checksum == xxh3_64_with_seed(target, page).to_ne_bytes();
         if is_it { Found::Content } else { Found::Damaged }
     }
@@ -464,33 +589,56 @@ impl PageStore {
             return;
         }
         self.publish(page, Entry::None);
+        self.swap.iter_mut().for_each(|swap| swap.cancel(page));
         match entry {
             Entry::None | Entry::Invalid => {}
             Entry::Filled(_) => self.filled = self.filled.saturating_sub(1),
-            Entry::Packed { place, length } => {
-                self.packed = self.packed.saturating_sub(1);
-                if let Some(chunk) = self.slots.give(place, length) {
-                    self.punch(chunk as u64, 1);
-                }
+            Entry::Packed { place, length } => self.free_packed(place, length),
+            Entry::Swapped { slot, .. } => {
+                self.swapped = self.swapped.saturating_sub(1);
+                self.swap.iter_mut().for_each(|swap| swap.slots.give(slot));
             }
+        }
+    }
+
+    /// Gives the memory of a content back.
+    fn free_packed(&mut self, place: u64, length: usize) {
+        self.packed = self.packed.saturating_sub(1);
+        if let Some(chunk) = self.slots.give(place, length) {
+            self.punch(chunk as u64, 1);
         }
     }
 
     /// Removes the store. No page may be away.
     pub fn end(self) {
         let _ = fs::remove_file(&self.path);
+        let _ = self.swap_path().map(fs::remove_file);
     }
 }
 
-/// Removes the stores of machines that have ended.
+/// Makes the swap file of a VMM. Returns how many slots it has, too.
+fn create_swap(
+    vmm: &Vmm,
+    memory: &[MappedMemory],
+    options: &SwapOptions,
+) -> io::Result<(SwapPlace, u64)> {
+    let pages: u64 = memory.iter().map(|part| part.length() / PAGE).sum();
+    let most = options.bytes_max.map_or(u64::MAX, |bytes| bytes / PAGE);
+    let slots = pages.min(most).min(SWAP_SLOTS_MAX);
+    let place = swap::create(&options.folder, &name(vmm), slots).map_err(|error| {
+        io::Error::new(error.kind(), format!("{}: {error}", options.folder.display()))
+    })?;
+    Ok((place, slots))
+}
+
+/// Removes the stores, or the swap files, of machines that have ended.
 pub(crate) fn remove_stale(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".pages")) else {
-            continue;
-        };
+        let name = name.to_str().and_then(|name| name.rsplit_once('.'));
+        let Some((name, "pages" | "swap")) = name else { continue };
         let numbers: Vec<u64> = name.split('-').filter_map(|word| word.parse().ok()).collect();
-        let &[namespace, process, start] = &numbers[..] else { continue };
+        let &[namespace, process, start, ..] = &numbers[..] else { continue };
         let Ok(process) = i32::try_from(process) else { continue };
         if namespace == vmm::namespace() && vmm::is_gone(process, start) {
             let _ = fs::remove_file(entry.path());
@@ -500,7 +648,7 @@ pub(crate) fn remove_stale(folder: &Path) {
 
 /// The pages that have an entry in a store, which may be in use; 0 if it cannot be read.
 pub(crate) fn count_entries(path: &Path, vmm: &Vmm) -> u64 {
-    PageStore::open(path, vmm)
+    PageStore::open(path, vmm, None)
         .map_or(0, |store| (0..store.pages).filter(|page| store.has(*page)).count() as u64)
 }
 

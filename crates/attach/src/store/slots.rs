@@ -10,7 +10,7 @@ pub(super) const CHUNK: u64 = 64 << 10;
 pub(super) const UNIT: u64 = 256;
 const UNITS: u64 = CHUNK / UNIT;
 /// The largest slot, in units.
-const CLASS_MAX: usize = 13;
+const CLASS_MAX: usize = 17;
 /// The longest content of a slot, in bytes.
 pub(super) const SLOT_BYTES_MAX: usize = CLASS_MAX * UNIT as usize;
 
@@ -242,7 +242,7 @@ mod tests {
         assert!(!slots.occupy(1, 300), "within another");
         assert!(!slots.occupy(6, 700), "of another size in the same chunk");
         assert!(!slots.occupy(2 * UNITS, 300), "behind the end");
-        assert!(!slots.occupy(u64::MAX, 300) && !slots.occupy(0, 0) && !slots.occupy(0, 4000));
+        assert!(!slots.occupy(u64::MAX, 300) && !slots.occupy(0, 0) && !slots.occupy(0, 5000));
         assert!(!slots.occupy(UNITS + 252, 5 * 256), "a slot that would reach beyond its chunk");
         assert_eq!(slots.give(2, 300), None, "not taken");
         assert_eq!(slots.give(0, 300), Some(0));

@@ -26,7 +26,7 @@ fn memory() -> Vec<MappedMemory> {
 
 fn scene() -> (TempDir, PageStore) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let store = PageStore::create(&folder.path().join("store"), &own(), &memory()).unwrap();
+    let store = PageStore::create(&folder.path().join("store"), &own(), &memory(), None).unwrap();
     (folder, store)
 }
 
@@ -43,6 +43,7 @@ fn get(store: &PageStore, page: u64) -> Option<Page> {
     match store.get(page, &mut found) {
         Found::Content => Some(found),
         Found::Nothing => None,
+        Found::InFile => panic!("page {page} is in a file"),
         Found::Damaged => panic!("page {page} is damaged"),
     }
 }
@@ -71,7 +72,7 @@ fn pages_come_back_as_they_were_also_from_a_store_that_was_left() {
             let path = store.path().to_owned();
             let before = (store.bytes(), store.entries());
             drop(store);
-            store = PageStore::open(&path, &own()).unwrap();
+            store = PageStore::open(&path, &own(), None).unwrap();
             // Each tenth page is not away any more.
             let gone = |page: u64| step % 2000 == 999 && page % 10 == 3;
             store.recover(|page| !gone(page));
@@ -139,7 +140,7 @@ fn damage_is_found() {
             Found::Damaged => damaged += 1,
             // A bit that LZ4 does not use.
             Found::Content => assert_eq!(target, *content),
-            Found::Nothing => panic!("an entry has gone"),
+            Found::Nothing | Found::InFile => panic!("an entry has gone"),
         }
         store.file.write_all_at(&byte, at).unwrap();
         assert_eq!(get(&store, *page), Some(*content));
@@ -174,19 +175,25 @@ fn a_store_of_something_else_is_refused() {
         let mut before = [0; 8];
         file.read_exact_at(&mut before, offset as u64 * 8).unwrap();
         file.write_all_at(&value.to_ne_bytes(), offset as u64 * 8).unwrap();
-        let text = PageStore::open(&path, &own()).unwrap_err().to_string();
+        let text = PageStore::open(&path, &own(), None).unwrap_err().to_string();
         file.write_all_at(&before, offset as u64 * 8).unwrap();
         text
     };
     assert!(refused(AT_MAGIC, 1).contains("no store"));
-    assert!(refused(AT_VERSION, 2).contains("another version"));
-    for (at, value) in [(AT_START, 1), (AT_PROCESS, 1), (AT_PAGES, 7), (AT_PAGES, u64::MAX)] {
+    assert!(refused(AT_VERSION, 1).contains("another version"));
+    for (at, value) in [
+        (AT_START, 1),
+        (AT_PROCESS, 1),
+        (AT_PAGES, 7),
+        (AT_PAGES, u64::MAX),
+        (AT_SWAP_SLOTS, u64::MAX),
+    ] {
         assert!(refused(at, value).contains("another machine"));
     }
     for (at, value) in [(AT_PARTS, 99), (AT_PARTS, u64::MAX), (AT_PART + 3, u64::MAX)] {
         assert!(refused(at, value).contains("damaged"));
     }
-    assert_eq!(PageStore::open(&path, &own()).unwrap().parts().len(), 2);
+    assert_eq!(PageStore::open(&path, &own(), None).unwrap().parts().len(), 2);
     let folder = folder.path().join("store");
     remove_stale(&folder);
     assert!(path.exists(), "its machine runs");
@@ -198,5 +205,5 @@ fn a_store_of_something_else_is_refused() {
     assert!(path.exists() && of_others.exists() && !stale.exists());
     let open = tempfile::tempdir_in("/dev/shm").unwrap();
     fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    PageStore::create(open.path(), &own(), &memory()).unwrap_err();
+    PageStore::create(open.path(), &own(), &memory(), None).unwrap_err();
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_attach::{PagerStatus, Vmm};
 use tempfile::TempDir;
 
-use crate::roles::{DIE_AT, LIMIT, STORE};
+use crate::roles::{DIE_AT, LIMIT, STORE, SWAP};
 
 /// A wait that takes longer has failed. It decides nothing else.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -226,8 +226,20 @@ impl PagerProcess {
 
     /// Starts one that takes pages away, with a limit in bytes or none.
     pub fn start_evicting(machine: &Machine, mode: &str, die_at: &str, limit: Option<u64>) -> Self {
+        Self::start_evicting_with(machine, mode, die_at, limit, None)
+    }
+
+    /// The same, with a swap file in a folder.
+    pub fn start_evicting_with(
+        machine: &Machine,
+        mode: &str,
+        die_at: &str,
+        limit: Option<u64>,
+        swap: Option<&Path>,
+    ) -> Self {
         let socket = machine.folder.path().join("own");
         let mut words = vec!["env".to_owned(), format!("{STORE}={}", store(machine).display())];
+        words.extend(swap.map(|folder| format!("{SWAP}={}", folder.display())));
         words.extend(limit.map(|limit| format!("{LIMIT}={limit}")));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Self::start_with(machine, &words, &socket, mode, die_at)

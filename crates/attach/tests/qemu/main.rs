@@ -9,6 +9,7 @@ mod kills;
 mod machine;
 mod refusals;
 mod roles;
+mod swaps;
 mod users;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,6 +36,9 @@ const TESTS: &[Test] = &[
         evictions::a_machine_that_ends_while_a_guard_serves,
     ),
     ("what_has_no_limit", evictions::what_has_no_limit),
+    ("pages_in_a_swap_file", swaps::pages_in_a_swap_file),
+    ("pagers_killed_with_a_swap_file", swaps::pagers_killed_with_a_swap_file),
+    ("a_swap_file_that_hangs", swaps::a_swap_file_that_hangs),
     ("a_daemon_of_another_user", users::a_daemon_of_another_user),
     (
         "a_fathom_that_is_not_of_root_has_all_pages_come_in",

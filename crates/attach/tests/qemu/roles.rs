@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use fathom_attach::{
-    AttachOptions, Control, EvictionOptions, Helpers, Pager, SystemCall, Vmm, attach, guard,
-    inject, remove_ended_tables,
+    AttachOptions, Control, EvictionOptions, Helpers, Pager, SwapOptions, SystemCall, Vmm, attach,
+    clean, guard, inject,
 };
 use fathom_failure::Failure;
 
@@ -16,6 +16,8 @@ pub const DIE_AT: &str = "FATHOM_TEST_DIE_AT";
 
 /// Names the folder of the store of pages; none without eviction.
 pub const STORE: &str = "FATHOM_TEST_STORE";
+/// Names the folder of the swap file; none without one.
+pub const SWAP: &str = "FATHOM_TEST_SWAP";
 /// The limit in bytes; none for no limit.
 pub const LIMIT: &str = "FATHOM_TEST_LIMIT";
 
@@ -52,7 +54,9 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
             println!("{}", serde_json::to_string(&report).unwrap());
         }
         "role-guard" => guard().unwrap(),
-        "role-cleaner" => remove_ended_tables(Path::new(&arguments[1])),
+        "role-cleaner" => {
+            clean(Path::new(&arguments[1]), arguments.get(2).map(Path::new));
+        }
         // VMM, folder, socket or "-", whether it has to adopt.
         "role-pager" => {
             let vmm = Vmm::open(number(1)).unwrap();
@@ -89,7 +93,17 @@ pub fn play(arguments: &[String]) -> Option<ExitCode> {
 fn with_limit(mut pager: Pager, folder: &str) -> Result<Pager, Failure> {
     let Ok(store) = std::env::var(STORE) else { return Ok(pager) };
     let leases = PathBuf::from(folder).with_extension("leases");
-    pager.allow_eviction(EvictionOptions { leases, store: store.into(), ask: Arc::new(|| {}) });
+    let swap = std::env::var(SWAP).ok().map(|folder| SwapOptions {
+        folder: folder.into(),
+        bytes_max: None,
+        memory_max: 1 << 20,
+    });
+    pager.allow_eviction(EvictionOptions {
+        leases,
+        store: store.into(),
+        swap,
+        ask: Arc::new(|| {}),
+    })?;
     let limit = std::env::var(LIMIT).ok().map(|limit| limit.parse().unwrap());
     match pager.set_limit(limit) {
         Ok(()) => Ok(pager),

@@ -12,12 +12,12 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use fathom_attach::{
     AttachOptions, Control, EvictionOptions, FOLDER, Helpers, LEASE_FOLDER, Pager, PagerStatus,
-    Request, STORE_FOLDER, ServeEnd, ShadowOptions, SystemCall, Vmm,
+    Request, STORE_FOLDER, ServeEnd, SystemCall, Vmm,
 };
 use fathom_control::{Bytes, EXISTING_PAGES_MAX};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::connection::ControlOptions;
+use super::work::{LIMIT_BYTES_MIN, WorkArguments, at_least};
 use crate::failure::{CommandResult, Failure};
 use crate::output::progress::Progress;
 use crate::output::style::Style;
@@ -28,14 +28,6 @@ use crate::output::{self, Format};
 const HELPER: &str = "pager-helper";
 /// The longest command line in which a machine's name is searched, in bytes.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
-
-/// The least memory for copies, in bytes.
-const SHADOW_BYTES_MIN: u64 = 1 << 20;
-/// How long the daemon may take for its answer to a pager, and the most bytes of it.
-const ASK_TIME_MAX: Duration = Duration::from_secs(10);
-const ASK_BYTES_MAX: u64 = 64 << 10;
-/// The least limit, in bytes.
-const LIMIT_BYTES_MIN: u64 = 16 << 20;
 
 /// Which machine, and where pagers keep their records.
 #[derive(Debug, Args)]
@@ -62,13 +54,16 @@ SIGTERM or SIGINT. If it is killed, its guard, a second process, serves in its p
 
 With --limit, what is more than that of the guest's memory leaves the host's memory, compressed, and
 comes back when the guest, or the daemon, touches it. The store is in memory, too: so the host wins
-what compression saves. `fathom pager limit` changes the limit of a pager that runs.
+what compression saves. With --swap, what is oldest goes on to a file on a disk, uncompressed and not
+encrypted, when the store takes more than --pages-limit. `fathom pager limit` changes the limit of a
+pager that runs.
 
 With --shadow it does all that would take a page away, but for taking it away, and compares: a
 mismatch in `fathom pager list` would have been a lost write. The daemon takes leases meanwhile.
 
 Examples:
   fathom pager attach web --qmp /run/web.qmp --limit 2G
+  fathom pager attach web --qmp /run/web.qmp --limit 2G --swap /var/lib/fathom-pager
   fathom pager attach web --qmp /run/web.qmp --shadow 64M
   fathom pager attach 4711 --json        without --qmp, QEMU itself needs the right
 
@@ -84,62 +79,6 @@ pub struct AttachCommand {
     work: WorkArguments,
     #[command(flatten)]
     format: Format,
-}
-
-/// What a pager does beside serving faults.
-#[derive(Debug, Args)]
-struct WorkArguments {
-    /// Have at most so many bytes of the guest's memory in the host's memory
-    #[arg(long, value_name = "SIZE", conflicts_with = "shadow")]
-    limit: Option<Bytes>,
-    /// The folder of the pages that have left: in memory, for this user alone
-    #[arg(long, value_name = "FOLDER", default_value = STORE_FOLDER)]
-    pages: PathBuf,
-    /// Copy pages that could leave, at most so many bytes, and compare them later
-    #[arg(long, value_name = "SIZE")]
-    shadow: Option<Bytes>,
-    #[command(flatten)]
-    control: ControlOptions,
-}
-
-impl WorkArguments {
-    /// Whether the sizes can be used.
-    fn check(&self) -> CommandResult {
-        let sizes =
-            [(self.shadow, SHADOW_BYTES_MIN, "--shadow"), (self.limit, LIMIT_BYTES_MIN, "--limit")];
-        sizes.into_iter().try_for_each(|(size, least, option)| match size {
-            Some(Bytes(bytes)) => at_least(bytes, least, option),
-            None => Ok(()),
-        })
-    }
-
-    /// Has a pager begin with what was asked for.
-    fn start(&self, pager: &mut Pager) -> CommandResult {
-        let control = self.control.clone();
-        let ask = Arc::new(move || {
-            // A daemon that does not answer maps no memory, or the pager finds out. It may be that
-            // of another user: what it says is not trusted.
-            let client = control.client().with_limit(ASK_TIME_MAX).bounded(ASK_BYTES_MAX);
-            let _ = client.renew_leases();
-        });
-        let leases = PathBuf::from(LEASE_FOLDER);
-        if let Some(Bytes(bytes)) = self.shadow {
-            return Ok(pager.start_shadow(ShadowOptions { folder: leases, bytes, ask })?);
-        }
-        pager.allow_eviction(EvictionOptions { leases, store: self.pages.clone(), ask });
-        if let Some(Bytes(bytes)) = self.limit {
-            pager.set_limit(Some(bytes))?;
-        }
-        Ok(())
-    }
-}
-
-fn at_least(bytes: u64, least: u64, option: &str) -> CommandResult {
-    if bytes >= least {
-        return Ok(());
-    }
-    let text = format!("{option} needs at least {}", Bytes(least));
-    Err(Failure::new(text).advise("give more memory"))
 }
 
 /// Options of `fathom pager limit`.
@@ -226,8 +165,8 @@ pub struct DetachCommand {
 #[command(after_help = "\
 STATE is `attached`, `detaching` (the pages that are away come in), `detached`, `orphaned` (attached,
 and the pager is dead: adopt it) or `ended` (the machine has). RESIDENT is what of the guest's memory
-is in the host's, LIMIT the most that is to be, AWAY the pages that have left, and PACKED the memory
-that they take now. REGISTERED is the memory whose faults the kernel reports to the pager, by its own
+is in the host's, LIMIT the most that is to be, AWAY the pages that have left, PACKED the memory
+that they take now, and FILE the part of the swap file. REGISTERED is the memory whose faults the kernel reports to the pager, by its own
 account. SHADOW is what is copied and protected now, WRITES the guest's writes to such pages, and
 MISMATCH the pages that differed from a valid copy: none, unless something writes to the guest's
 memory that the pager does not know.
@@ -257,8 +196,8 @@ enum Helper {
     Inject { thread: i32, number: u64, first: u64, second: u64, third: u64 },
     /// Waits for its pager's end
     Guard,
-    /// Removes the tables of leases of machines that have ended
-    Clean { leases: PathBuf },
+    /// Removes what is left of machines that have ended
+    Clean { leases: PathBuf, swap: Option<PathBuf> },
 }
 
 impl PagerHelper {
@@ -271,8 +210,8 @@ impl PagerHelper {
                 ExitCode::from(u8::from(output::json(&report).is_err()))
             }
             Helper::Guard => ExitCode::from(u8::from(fathom_attach::guard().is_err())),
-            Helper::Clean { leases } => {
-                fathom_attach::remove_ended_tables(leases);
+            Helper::Clean { leases, swap } => {
+                fathom_attach::clean(leases, swap.as_deref());
                 ExitCode::SUCCESS
             }
         }
@@ -357,8 +296,9 @@ fn detach_adopted(vmm: Vmm, folder: &Path) -> CommandResult<PagerStatus> {
     pager.allow_eviction(EvictionOptions {
         leases: PathBuf::from(LEASE_FOLDER),
         store: PathBuf::from(STORE_FOLDER),
+        swap: None,
         ask: Arc::new(|| {}),
-    });
+    })?;
     let failed = |error: std::io::Error| Failure::new(format!("the pager cannot serve: {error}"));
     // It is asked to detach before it begins.
     let (stop, mut asker) = UnixStream::pair().map_err(failed)?;
@@ -392,6 +332,7 @@ fn table(found: &[PagerStatus]) -> Table {
         TableColumn::number("LIMIT"),
         TableColumn::number("AWAY"),
         TableColumn::number("PACKED").importance(3),
+        TableColumn::number("FILE").importance(2),
         TableColumn::number("FAULTS"),
         TableColumn::number("ZEROED").importance(0),
         TableColumn::number("P50").importance(2),
@@ -414,6 +355,7 @@ fn table(found: &[PagerStatus]) -> Table {
             size(eviction.limit_bytes),
             size(eviction.away_bytes),
             size(eviction.store_bytes),
+            size(eviction.file_bytes),
             counts.faults.to_string(),
             Bytes(counts.zeroed_bytes).to_string(),
             percentile(50.0),
@@ -456,6 +398,7 @@ fn notes(found: &[PagerStatus]) -> String {
             ("no page could leave", &shadow.obstacle, shadow.suspended.is_empty()),
             ("no shadow", &shadow.suspended, true),
             ("no page leaves", &eviction.obstacle, has_limit && eviction.retreat.is_empty()),
+            ("nothing goes to the swap file", &eviction.file_obstacle, true),
             ("all pages come in", &eviction.retreat, has_limit || eviction.away_bytes > 0),
         ];
         let is_said =

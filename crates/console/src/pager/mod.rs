@@ -2,6 +2,7 @@
 
 mod attached;
 mod swapped;
+mod work;
 
 use clap::{Args, Subcommand};
 use fathom_control::{Bytes, GuestPager, PagerGuest};
@@ -72,8 +73,12 @@ pub fn summary(pager: &GuestPager) -> String {
         0 => "no limit".to_owned(),
         limit => format!("a limit of {}", Bytes(limit)),
     };
+    let file = match pager.file_bytes {
+        0 => String::new(),
+        bytes => format!(" and {} of a swap file", Bytes(bytes)),
+    };
     format!(
-        "{}, {of_limit}: {} in memory, {} away in {}",
+        "{}, {of_limit}: {} in memory, {} away in {}{file}",
         pager.state.name(),
         Bytes(pager.resident_bytes),
         Bytes(pager.away_bytes),
