@@ -63,6 +63,7 @@ export function guests(main) {
     { name: "In memory", key: "resident", number: true, value: (row) => row.pager.resident_bytes, text: (row) => bytes(row.pager.resident_bytes) },
     { name: "Away", key: "away", number: true, value: (row) => row.pager.away_bytes, text: (row) => bytes(row.pager.away_bytes) },
     { name: "Takes", key: "store", title: "memory of the host that holds what is away", number: true, value: (row) => row.pager.store_bytes, text: (row) => bytes(row.pager.store_bytes) },
+    { name: "Swap file", key: "file", title: "what of it is in a file on a disk", number: true, value: (row) => row.pager.file_bytes, text: (row) => (row.pager.file_bytes ? bytes(row.pager.file_bytes) : "") },
     { name: "Pages out", key: "evicted", title: "pages that have left", number: true, value: (row) => row.pager.evicted_pages, text: (row) => number(row.pager.evicted_pages) },
     { name: "Pages in", key: "brought", title: "pages that have come back", number: true, value: (row) => row.pager.brought_pages, text: (row) => number(row.pager.brought_pages) },
     { name: "P99", key: "p99", title: "time of the faults of pages that were away", number: true, value: (row) => row.pager.fault_p99_ns, text: (row) => span(row.pager.fault_p99_ns) },

@@ -39,6 +39,12 @@ const FAMILIES: &[Family<'_, GuestPager, f64>] = &[
         |pager| pager.store_bytes as f64,
     ),
     (
+        "fathom_pager_file_bytes",
+        GAUGE,
+        "Bytes of the pager's swap file that contents take.",
+        |pager| pager.file_bytes as f64,
+    ),
+    (
         "fathom_pager_held",
         GAUGE,
         "Whether no page leaves, because somebody is not ready for it or it is not safe.",
