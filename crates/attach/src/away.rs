@@ -26,7 +26,9 @@ use rustix::io::Errno;
 
 use crate::memory::MappedMemory;
 use crate::record;
-use crate::store::{self, Found, PAGE, Page, PageStore, ReadPage, Stored, SwapOptions};
+use crate::store::{
+    self, Found, PAGE, Page, PageStore, ReadContent, ReadFor, ReadPage, Stored, SwapOptions,
+};
 use crate::userfault::UserFault;
 use crate::vmm::{self, Vmm};
 
@@ -34,10 +36,15 @@ use crate::vmm::{self, Vmm};
 const ATTEMPTS_MAX: u32 = 16;
 /// The most pages that leave at once. Faults wait meanwhile.
 pub(crate) const EVICTED_AT_ONCE: usize = 8;
+/// The most pages that exist when they are to come back without another process's doing: those that
+/// leave at once, for some deaths of pagers. It is that of `fathom_control::EXISTING_PAGES_MAX`.
+const EXISTING_MAX: u64 = 8 * EVICTED_AT_ONCE as u64;
 /// The most pages that one message of a holder brings in.
 const WANTED_MAX: u64 = 4096;
-/// The most pages that are read from the swap file at a time, but for those of faults.
-const READS_MAX: usize = 128;
+/// The most pages that are read from the swap file at a time for daemons, and for nobody. Those of
+/// faults are as many as threads wait.
+const READS_MAX: usize = 256;
+const READS_FOR_NOBODY_MAX: usize = 16;
 /// For how long pages come in that holders want, before faults are looked for again.
 const WANTED_TIME_MAX: Duration = Duration::from_millis(2);
 /// The pause when a page cannot come for lack of memory. The guest's thread then tries again.
@@ -137,7 +144,7 @@ pub(crate) struct AwayPages {
     /// Their files, and the folder of the tables.
     files: Vec<MemoryFile>,
     leases: PathBuf,
-    /// The sockets by which holders ask for pages, while this process serves.
+    /// What holders ask for, while this process serves.
     wanted: Vec<WantedPages>,
     store: PageStore,
     away: u64,
@@ -152,6 +159,8 @@ pub(crate) struct AwayPages {
     /// a page has left since.
     left: Option<u64>,
     counts: AwayCounts,
+    /// Who waits for a page that has to be read.
+    reader: ReadFor,
     /// Space for the pages that leave at once.
     content: Vec<u8>,
     #[cfg(test)]
@@ -182,11 +191,17 @@ impl AwayPages {
                  swap file one on a disk (--swap)",
             )
         })?;
-        let mut made = Self::with_store(store, vmm, memory, leases, true)?;
+        let files = (store.path().to_owned(), store.swap_path().map(Path::to_owned));
+        let made = Self::with_store(store, vmm, memory, leases, true);
+        made.and_then(Self::begin)
+            .inspect_err(|_| store::remove_files(&files.0, files.1.as_deref()))
+    }
+
+    /// Begins with a new store.
+    fn begin(mut made: Self) -> Result<Self, Failure> {
         // An earlier pager may have left its table.
         made.recover();
-        made.listen()
-            .map_err(|error| cannot("make the socket by which daemons ask for pages", &error))?;
+        made.listen().map_err(|error| cannot("listen to daemons", &error))?;
         if made.count() > 0 {
             return Err(Failure::new("pages of the machine are away, and no record says where"));
         }
@@ -279,6 +294,7 @@ impl AwayPages {
             hand: (0, 0),
             left: None,
             counts: AwayCounts::default(),
+            reader: ReadFor::Fault,
             content: vec![0; EVICTED_AT_ONCE * PAGE as usize],
             #[cfg(test)]
             dies_after: None,
@@ -324,18 +340,17 @@ impl AwayPages {
         self.left = None;
     }
 
-    /// Makes the sockets by which holders ask for pages, in place of those of whoever has served
-    /// before. Without them, [`serve_wanted`](Self::serve_wanted) has to be called now and then.
+    /// Begins to listen to holders. Without it, [`serve_wanted`](Self::serve_wanted) has to be
+    /// called now and then.
     ///
     /// # Errors
-    /// When they cannot be made.
+    /// Those of [`WantedPages::listen`].
     pub fn listen(&mut self) -> io::Result<()> {
-        let listen = |file: &MemoryFile| WantedPages::listen(&self.leases, *file);
-        self.wanted = self.files.iter().map(listen).collect::<io::Result<_>>()?;
+        self.wanted = self.tables.iter().map(WantedPages::listen).collect::<io::Result<_>>()?;
         Ok(())
     }
 
-    /// Ends the sockets: another process is about to serve.
+    /// Listens no more: another process is about to serve.
     pub fn stop_listening(&mut self) {
         self.wanted.clear();
     }
@@ -350,7 +365,10 @@ impl AwayPages {
     pub fn take_over_counts(&mut self) {
         let Some((_, figures)) = PagerFigures::read(&self.leases, &self.files) else { return };
         let pages = self.parts.iter().map(|part| part.pages).sum::<u64>();
-        self.counts.existing = figures.existing.min(pages);
+        // Not what deaths of pagers explain: there may be any number of those.
+        if figures.existing > EXISTING_MAX {
+            self.counts.existing = figures.existing.min(pages);
+        }
         self.damaged_before = figures.damaged;
     }
 
@@ -394,9 +412,14 @@ impl AwayPages {
         self.counts
     }
 
-    /// Pages leave from now on: contents go to the swap file, if there is one.
-    pub fn allow_leaving(&mut self) {
-        self.store.allow_spilling();
+    /// Has contents go to the swap file from now on, if there is one, or not.
+    pub fn set_spilling(&mut self, is_spilling: bool) {
+        self.store.set_spilling(is_spilling);
+    }
+
+    /// Sets how much memory contents may take before they go to the swap file, in bytes.
+    pub fn set_memory_max(&mut self, bytes: u64) {
+        self.store.set_memory_max(bytes);
     }
 
     /// The store.
@@ -484,7 +507,9 @@ impl AwayPages {
         let is_content = match found {
             Found::Content => true,
             // Not once more what is known to be damaged: the next pager tries it again.
-            Found::InFile if !self.damaged.contains(&number) && self.store.read(number) => {
+            Found::InFile
+                if !self.damaged.contains(&number) && self.store.read(number, self.reader) =>
+            {
                 return Brought::Reading;
             }
             // Its entry had ended already: it had come, and was given back since.
@@ -517,7 +542,8 @@ impl AwayPages {
             // A later call must not take it for one that has lost its entry by right.
             let back = |word: PageWord| word.arrive()?.leave()?.evict();
             let _ = self.tables[index].table().change(file_page, back);
-            // Before Linux 6.6 the thread waits. If the page exists, it can be used.
+            // Before Linux 6.6 the thread waits. If the page exists, it can be used. Whether it
+            // does is not known: the kernel takes a page that is protected or poisoned for one.
             let _ = faults.poison(&own);
             let _ = faults.protect(&own, false);
             return Brought::Damaged;
@@ -650,10 +676,11 @@ impl AwayPages {
         for (number, table) in self.tables.iter().enumerate() {
             table.table().take_asked(|pages| wanted.push((number, pages)));
         }
+        self.reader = ReadFor::Daemon;
         'all: for (table, pages) in wanted {
             for page in pages.take(WANTED_MAX as usize) {
                 // What is left is asked for again.
-                if begun.elapsed() > WANTED_TIME_MAX {
+                if begun.elapsed() > WANTED_TIME_MAX || self.store.reads() >= READS_MAX {
                     break 'all;
                 }
                 let is_in = |part: &&Part| {
@@ -668,11 +695,9 @@ impl AwayPages {
                     Brought::Later => break 'all,
                     _ => {}
                 }
-                if self.store.reads() >= READS_MAX {
-                    break 'all;
-                }
             }
         }
+        self.reader = ReadFor::Fault;
         brought
     }
 
@@ -680,7 +705,12 @@ impl AwayPages {
     /// a page could not come.
     pub fn bring_some(&mut self, faults: &UserFault, time: Duration) -> bool {
         let begun = Instant::now();
+        // All that is left is being read.
+        if !self.is_complete() && self.away <= self.damaged() + self.store.reads() as u64 {
+            return false;
+        }
         let mut can_go_on = true;
+        self.reader = ReadFor::All;
         // Once around is enough: what could not come is tried again by the next call.
         let pages: u64 = self.parts.iter().map(|part| part.memory.length() / PAGE).sum();
         for step in 0..pages + self.parts.len() as u64 {
@@ -701,17 +731,19 @@ impl AwayPages {
             }
             self.hand.1 += PAGE;
             let address = part.memory.start + at;
-            let was_reading = self.store.reads() > 0 && self.is_reading(index, address);
+            let reads = self.store.reads();
+            let was_reading = reads > 0 && self.is_reading(index, address);
+            if reads >= READS_FOR_NOBODY_MAX && !was_reading && self.is_away(address) {
+                self.hand.1 = at;
+                can_go_on = false;
+                break;
+            }
             match self.bring(address, faults) {
                 Brought::Here | Brought::NotAway => {}
                 // It is away until it has been read.
                 Brought::Reading => {
                     self.left = self.left.map(|left| left + 1);
                     can_go_on &= !was_reading;
-                    if self.store.reads() >= READS_MAX {
-                        can_go_on = false;
-                        break;
-                    }
                 }
                 Brought::Damaged => self.left = self.left.map(|left| left + 1),
                 Brought::Unmapped => {
@@ -734,10 +766,11 @@ impl AwayPages {
     }
 
     /// Goes on with the swap file, if there is one: puts pages back that have been read, and has
-    /// contents written. Returns the addresses that have come back, and when they were first wanted.
-    pub fn progress(&mut self, faults: &UserFault) -> Vec<(u64, Instant)> {
+    /// contents written. Returns the addresses that have come back, and for how long a thread of
+    /// the VMM has waited for them, if one has.
+    pub fn progress(&mut self, faults: &UserFault) -> Vec<(u64, Option<Duration>)> {
         let mut brought = Vec::new();
-        for ReadPage { page, content, since } in self.store.progress() {
+        for ReadPage { page, content, reader, since } in self.store.progress() {
             let is_in = |part: &Part| {
                 let pages = part.memory.length() / PAGE;
                 (part.first..part.first + pages).contains(&page)
@@ -745,15 +778,24 @@ impl AwayPages {
             let Some(index) = self.parts.iter().position(is_in) else { continue };
             let part = &self.parts[index];
             let address = part.memory.start + (page - part.first) * PAGE;
+            let content = match &content {
+                ReadContent::Content(block) => Some(&block.0),
+                ReadContent::Damaged => None,
+                ReadContent::Gone => {
+                    let _ = faults.wake(&(address..address + PAGE));
+                    continue;
+                }
+            };
             // Who may write to the tables may have said something else meanwhile.
             if !self.is_away_in(part, address) {
+                let _ = faults.wake(&(address..address + PAGE));
                 continue;
             }
             let come = |word: PageWord| word.come();
             let _ = self.tables[part.table].table().change(part.page_in_file(address), come);
-            let content = content.as_ref().map(|block| &block.0);
             if self.finish(index, address, content, faults) == Brought::Here {
-                brought.push((address, since));
+                let time = (reader == ReadFor::Fault).then(|| since.elapsed());
+                brought.push((address, time));
             }
         }
         brought

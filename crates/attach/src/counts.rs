@@ -79,8 +79,7 @@ pub struct EvictionCounts {
     pub file_failed: u64,
     /// Why nothing is moved to it now; empty if it can be.
     pub file_obstacle: String,
-    /// From the moment at which a page of the swap file was wanted to that at which it was there,
-    /// in nanoseconds.
+    /// The part of `fault_ns` that is of pages that had to be read from the swap file.
     pub file_fault_ns: Histogram,
     /// Why all pages come in and none leaves; empty if that is not so.
     pub retreat: String,

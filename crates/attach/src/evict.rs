@@ -34,6 +34,8 @@ const FRUITLESS_ROUNDS: u64 = HOT_ROUNDS as u64 + 1;
 const REST: Duration = Duration::from_secs(1);
 /// It rests for twice as long each time, up to this.
 const REST_MAX: Duration = Duration::from_secs(32);
+/// The pause before room in the store is looked for again.
+const ROOM_PAUSE: Duration = Duration::from_micros(50);
 /// How far below its limit a guest is brought, at most: a 64th of the limit, and so many bytes.
 const SLACK_MAX: u64 = 4 << 20;
 /// A guest that grows faster than pages leave waits when it is so much over its limit: a 32nd of
@@ -70,8 +72,7 @@ pub(crate) struct Eviction {
 
 impl Eviction {
     /// Eviction of `memory`, whose mappings have the views of the same numbers.
-    pub fn new(mut away: AwayPages, vmm: &Vmm, memory: &[MappedMemory]) -> Self {
-        away.allow_leaving();
+    pub fn new(away: AwayPages, vmm: &Vmm, memory: &[MappedMemory]) -> Self {
         let mapped: Vec<MappedMemory> =
             (0..).map_while(|part| away.mapping(part).cloned()).collect();
         let view = |part: &MappedMemory| memory.iter().position(|other| other.start == part.start);
@@ -169,14 +170,18 @@ impl Eviction {
         !self.counts.retreat.is_empty() && !self.away.is_complete()
     }
 
-    /// Whether pages have to leave now.
+    /// Whether pages have to leave now, and can.
     pub fn is_busy(&self) -> bool {
+        self.is_wanted() && self.away.store().has_room()
+    }
+
+    /// Whether pages have to leave now.
+    fn is_wanted(&self) -> bool {
         self.is_over
             && self.counts.retreat.is_empty()
             && self.counts.obstacle.is_empty()
             && self.doubt.is_empty()
             && self.folios.is_some()
-            && self.away.store().has_room()
             && self.rests_until.is_none_or(|until| until <= Instant::now())
     }
 
@@ -222,7 +227,7 @@ impl Eviction {
     /// Whether the guest has to wait until pages have left.
     pub fn is_far_over(&self) -> bool {
         let most = self.limit.saturating_add((self.limit / 32).min(OVERSHOOT_MAX));
-        self.resident > most && self.is_busy()
+        self.resident > most && self.is_wanted()
     }
 
     /// Pages of a range of addresses have come back, or into being.
@@ -248,11 +253,27 @@ impl Eviction {
     }
 
     /// Takes pages away until the guest is below its limit, for at most `time`, or until a fault
-    /// waits.
-    pub fn evict_some(&mut self, faults: &UserFault, tripwires: &[Tripwire], time: Duration) {
+    /// waits. For room in the store it waits for the swap file only if `has_to_wait`.
+    pub fn evict_some(
+        &mut self,
+        faults: &UserFault,
+        tripwires: &[Tripwire],
+        time: Duration,
+        has_to_wait: bool,
+    ) {
         let begun = Instant::now();
         self.measure(tripwires);
-        while self.is_busy() && begun.elapsed() < time {
+        while self.is_wanted() && begun.elapsed() < time {
+            if !self.away.store().has_room() {
+                self.progress(faults);
+                if !self.away.store().has_room() {
+                    if !has_to_wait {
+                        break;
+                    }
+                    std::thread::sleep(ROOM_PAUSE);
+                    continue;
+                }
+            }
             self.look(faults, tripwires);
             self.measure(tripwires);
             if faults.has_faults() {
@@ -343,9 +364,12 @@ impl Eviction {
 
     /// Goes on with the swap file, if there is one: pages that have been read come back.
     pub fn progress(&mut self, faults: &UserFault) {
-        for (address, since) in self.away.progress(faults) {
+        for (address, time) in self.away.progress(faults) {
             self.touched(address, PAGE, true);
-            self.counts.file_fault_ns.record(since.elapsed().as_nanos() as u64, 1);
+            if let Some(time) = time {
+                self.counts.file_fault_ns.record(time.as_nanos() as u64, 1);
+                self.note_fault(time);
+            }
         }
     }
 

@@ -260,9 +260,11 @@ pub fn guard() -> io::Result<()> {
                 match serve(&vmm, &ward, &faults, pages) {
                     GuardEnd::Wished(pages) => away = pages,
                     GuardEnd::Over(None) => return Ok(()),
-                    GuardEnd::Over(Some(leases)) => {
-                        // Nothing that a later machine with the same number needs.
+                    GuardEnd::Over(Some(pages)) => {
+                        // What a later machine with the same number needs, before what may hang.
                         drop((lock, place, faults, vmm));
+                        let leases = pages.leases().to_owned();
+                        pages.end(true);
                         clean(&leases, None);
                         return Ok(());
                     }
@@ -319,9 +321,8 @@ fn current_store(
 enum GuardEnd {
     /// A pager wants to. The pages that are away.
     Wished(Option<Box<AwayPages>>),
-    /// Nothing is away any more, or the VMM has ended: the folder of its tables of leases, which
-    /// are put aside.
-    Over(Option<PathBuf>),
+    /// Nothing is away any more, or the VMM has ended: what is left of it.
+    Over(Option<Box<AwayPages>>),
 }
 
 /// Serves until the next pager wants to, nothing is away any more, or the VMM has ended.
@@ -341,19 +342,14 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
             polled.push(PollFd::new(faults, PollFlags::IN));
             let swap = pages.store().swap_bell();
             polled.extend(swap.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-            polled.extend(pages.wanted().iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            polled.extend(pages.wanted().iter().map(|wanted| PollFd::new(wanted, PollFlags::IN)));
         }
         let pause = if has_pages { LOOK_PAUSE } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
         // After an error, as after a signal, it looks anew.
         let _ = poll(&mut polled, Some(&pause));
         let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         if ready[0] {
-            let leases = away.map(|pages| {
-                let leases = pages.leases().to_owned();
-                pages.end(true);
-                leases
-            });
-            return GuardEnd::Over(leases);
+            return GuardEnd::Over(away);
         }
         let Some(pages) = away.as_mut().filter(|_| has_pages) else {
             // The dead pager's last figures say that pages are away.

@@ -32,6 +32,7 @@ mod frame;
 mod guard;
 mod hazard;
 mod inject;
+mod isolate;
 mod limit;
 mod look;
 mod memory;

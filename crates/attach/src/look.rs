@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::daemon::DaemonProcess;
 use crate::hazard;
+use crate::isolate;
 use crate::refusal::{self, AttachRefusal};
 use crate::vmm::{ProcessMap, Vmm};
 
@@ -165,7 +166,8 @@ impl Look {
         }
         self.asked = Some(Instant::now());
         let ask = Arc::clone(&self.ask);
-        self.asking = std::thread::Builder::new().name("ask".into()).spawn(move || ask()).ok();
+        // The daemon's folder is that of its user, who may keep this thread waiting for ever.
+        self.asking = isolate::spawn("ask", None, move |_| ask()).ok();
     }
 }
 

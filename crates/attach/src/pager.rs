@@ -169,12 +169,19 @@ impl Pager {
     /// # Errors
     /// When a swap file is wanted, and pages are away already without one.
     pub fn allow_eviction(&mut self, options: EvictionOptions) -> Result<(), Failure> {
-        if let Work::Eviction(eviction) = &self.work {
+        if let Work::Eviction(eviction) = &mut self.work {
             // An earlier pager has begun.
             self.look = Some(Look::new(Arc::clone(&options.ask)));
-            if options.swap.is_some() && !eviction.away.store().has_swap() {
-                return Err(Failure::new("pages are away already, in a store without a swap file")
-                    .advise("detach first; or leave out --swap, to go on without one"));
+            if let Some(swap) = &options.swap {
+                let path = eviction.away.store().swap_path();
+                if path.and_then(Path::parent) != Some(swap.folder.as_path()) {
+                    let file = path.map_or("without a swap file".to_owned(), |path| {
+                        format!("with the swap file {}", path.display())
+                    });
+                    return Err(Failure::new(format!("pages are away already, in a store {file}"))
+                        .advise("detach first; or leave out --swap, to go on as before"));
+                }
+                eviction.away.set_memory_max(swap.memory_max);
             }
         }
         self.options = Some(options);
@@ -337,12 +344,13 @@ impl Pager {
                 status.lock().shadow = shadow.counts();
             }
             Work::Eviction(eviction) => {
+                eviction.away.set_spilling(!is_bringing);
                 if is_bringing {
                     let can_go_on = eviction.away.bring_some(faults, STEP_TIME);
                     eviction.measure(tripwires);
                     self.is_stuck = !can_go_on && !eviction.away.is_complete();
                 } else {
-                    eviction.evict_some(faults, tripwires, STEP_TIME);
+                    eviction.evict_some(faults, tripwires, STEP_TIME, false);
                 }
                 eviction.progress(faults);
                 let mut status = status.lock();
@@ -409,16 +417,16 @@ impl Pager {
                     }
                 }
             }
-            if woken.is_swapped {
-                if let Work::Eviction(eviction) = &mut self.work {
-                    eviction.progress(&self.faults);
-                }
-            }
             if woken.has_faults {
                 self.serve_faults()?;
                 let begun = Instant::now();
                 while is_spinning && !self.faults.has_faults() && begun.elapsed() < SPIN_TIME {
                     std::hint::spin_loop();
+                }
+            }
+            if woken.is_swapped {
+                if let Work::Eviction(eviction) = &mut self.work {
+                    eviction.progress(&self.faults);
                 }
             }
             // A guest that always has a fault must not keep its pages from coming in.
@@ -470,7 +478,7 @@ impl Pager {
         };
         polled.extend(swap.map(|bell| PollFd::from_borrowed_fd(bell, input)));
         if let Work::Eviction(eviction) = &self.work {
-            polled.extend(eviction.away.wanted().iter().map(|socket| PollFd::new(socket, input)));
+            polled.extend(eviction.away.wanted().iter().map(|wanted| PollFd::new(wanted, input)));
         }
         match poll(&mut polled, pause.as_ref()) {
             Ok(_) => {}
@@ -532,7 +540,9 @@ impl Pager {
                 Some(Served::Released) => counts.released += 1,
                 Some(Served::Brought | Served::Later | Served::Reading) | None => {}
             }
-            counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
+            if served != Some(Served::Reading) {
+                counts.fault_ns.record(begun.elapsed().as_nanos() as u64, 1);
+            }
             drop(status);
             if let Work::Eviction(eviction) = work {
                 let page = page_of(address).start;
@@ -545,7 +555,7 @@ impl Pager {
                     _ => {}
                 }
                 if eviction.is_far_over() && self.ending.is_none() {
-                    eviction.evict_some(faults, tripwires, FAULT_TIME);
+                    eviction.evict_some(faults, tripwires, FAULT_TIME, true);
                 }
             }
         }

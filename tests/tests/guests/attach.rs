@@ -115,6 +115,20 @@ impl Scene {
         Ok((pager, status))
     }
 
+    /// Options for a swap file to which most of what leaves goes; none where the folder would be in
+    /// memory.
+    pub fn swap_options(&self) -> Result<Vec<String>> {
+        let folder = self.daemon.path("swap");
+        let above = self.daemon.path("");
+        let output = Command::new("stat").args(["-fc", "%T"]).arg(above).output()?;
+        if output.stdout.starts_with(b"tmpfs") {
+            println!("Without a swap file: temporary files are in memory");
+            return Ok(Vec::new());
+        }
+        let folder = folder.display().to_string();
+        Ok(["--swap", &folder, "--pages-limit", "4M"].map(str::to_owned).into())
+    }
+
     /// The state of the guest's pager; `null` if there never was one.
     pub fn status(&self) -> Result<Value> {
         let output = self.command(&["list"])?.output()?;

@@ -192,7 +192,10 @@ fn pressure() -> Result<()> {
     println!("seed {seed}, {time:?}");
     let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
-    let arguments = ["--limit", "120M", "--control", &control];
+    let mut arguments = vec!["--limit", "120M", "--control", &control];
+    // Each other seed has a swap file.
+    let swap = if seed % 2 == 1 { scene.swap_options()? } else { Vec::new() };
+    arguments.extend(swap.iter().map(String::as_str));
     let (mut pager, _) = scene.pager_with("attach", &arguments)?;
     let begun = std::time::Instant::now();
     let (mut events, mut evicted, mut brought) = ([0_u64; 8], 0, 0);

@@ -29,9 +29,15 @@ fn limit() -> Result<()> {
     let mut scene = Scene::start_at(daemon, &[], "init_on_alloc=0")?;
     let (checker, disk_checker) = begin(&scene, CHECKER)?;
     let control = scene.daemon.control_socket().display().to_string();
-    let arguments = ["--limit", "120M", "--control", &control];
+    // What leaves goes to a disk.
+    let swap = scene.swap_options()?;
+    let mut arguments = vec!["--limit", "120M", "--control", &control];
+    arguments.extend(swap.iter().map(String::as_str));
     let (pager, _) = scene.pager_with("attach", &arguments)?;
-    let grown = [("evicted", 6000), ("brought", 1500), ("wanted", 20)];
+    let mut grown = vec![("evicted", 6000), ("brought", 1500), ("wanted", 20)];
+    if !swap.is_empty() {
+        grown.extend([("file_written", 1000), ("file_read", 300)]);
+    }
     works(&scene, "eviction beside a daemon of another user", &grown)?;
 
     // Killed and started again, it takes leases from its first access on.

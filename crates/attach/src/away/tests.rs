@@ -73,7 +73,7 @@ impl Scene {
             Err(failure) => panic!("{failure:#}"),
         };
         let mut away = away;
-        away.allow_leaving();
+        away.set_spilling(true);
         let scene = Self { leases, folder, file, guest, faults, memory, vmm, away, start };
         Some(scene)
     }
@@ -165,7 +165,7 @@ impl Scene {
         let (vmm, memory, leases) = (&self.vmm, &self.memory, &self.tables());
         self.away = AwayPages::open(vmm, memory, leases, &path, swap.as_deref()).unwrap();
         self.away.recover();
-        self.away.allow_leaving();
+        self.away.set_spilling(true);
         self.away.listen().unwrap();
         self.faults.wake(&self.memory[0].range()).unwrap();
     }
@@ -635,7 +635,7 @@ fn a_full_swap_file_loses_nothing_and_is_said() {
     let (vmm, memory, tables) = (&scene.vmm, &scene.memory, scene.leases.path().join("tables"));
     let store = path.parent().unwrap();
     scene.away = AwayPages::create(vmm, memory, &tables, store, Some(&swap)).unwrap();
-    scene.away.allow_leaving();
+    scene.away.set_spilling(true);
     for page in 1..5 {
         assert_eq!(scene.evict(page), Evicted::Gone);
     }

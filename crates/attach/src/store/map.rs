@@ -1,19 +1,29 @@
 //! Which slots of the swap file are taken.
 
-/// The slots of a file.
+/// The words that one search looks at beyond the first free slot. A file with many slots and few
+/// free ones must not keep faults waiting.
+const WORDS_MAX: usize = 4096;
+
+/// The slots of a file. The lowest are taken first, so that the file takes as much space as it has
+/// ever needed at a time.
 #[derive(Debug, Default)]
 pub(super) struct SlotMap {
     taken: Vec<u64>,
     slots: u64,
     used: u64,
-    /// Where the search for a free slot begins.
-    hand: u64,
+    /// No word below it has a free slot.
+    first: usize,
 }
 
 impl SlotMap {
     /// So many slots, none of which is taken.
     pub fn new(slots: u64) -> Self {
-        Self { taken: vec![0; slots.div_ceil(64) as usize], slots, ..Self::default() }
+        let mut taken = vec![0; slots.div_ceil(64) as usize];
+        if let Some(last) = taken.last_mut().filter(|_| slots % 64 > 0) {
+            // What is not there.
+            *last = u64::MAX << (slots % 64);
+        }
+        Self { taken, slots, ..Self::default() }
     }
 
     /// The slots that are taken.
@@ -26,39 +36,33 @@ impl SlotMap {
         self.used == self.slots
     }
 
+    /// Takes free slots, in ascending order: at most so many, and at least one if there is one.
+    pub fn take(&mut self, most: usize) -> Vec<u64> {
+        let mut found = Vec::new();
+        let mut looked = 0;
+        let mut at = self.first;
+        while found.len() < most && at < self.taken.len() && looked < WORDS_MAX {
+            let free = !self.taken[at];
+            if free == 0 {
+                // Before anything is found, there is nothing below.
+                if found.is_empty() {
+                    self.first = at + 1;
+                } else {
+                    looked += 1;
+                }
+                at += 1;
+                continue;
+            }
+            let bit = free.trailing_zeros();
+            self.taken[at] |= 1 << bit;
+            self.used += 1;
+            found.push(at as u64 * 64 + u64::from(bit));
+        }
+        found
+    }
+
     fn has(&self, slot: u64) -> bool {
         self.taken[(slot / 64) as usize] & 1 << (slot % 64) != 0
-    }
-
-    /// Takes slots that follow each other: the first free ones from the hand on, and at most so
-    /// many. Returns the first and how many.
-    pub fn take(&mut self, most: u64) -> Option<(u64, u64)> {
-        if self.is_full() || most == 0 {
-            return None;
-        }
-        let first = self.next_free(self.hand).or_else(|| self.next_free(0))?;
-        let mut end = first;
-        while end < self.slots && end - first < most && !self.has(end) {
-            self.occupy(end);
-            end += 1;
-        }
-        self.hand = end;
-        Some((first, end - first))
-    }
-
-    fn next_free(&self, from: u64) -> Option<u64> {
-        let mut slot = from;
-        while slot < self.slots {
-            // A word that is full is passed at once.
-            if slot % 64 == 0 && self.taken[(slot / 64) as usize] == u64::MAX {
-                slot += 64;
-            } else if self.has(slot) {
-                slot += 1;
-            } else {
-                return Some(slot);
-            }
-        }
-        None
     }
 
     /// Takes a slot. Returns false if it cannot be: there is none, or it is taken.
@@ -74,8 +78,10 @@ impl SlotMap {
     /// Gives a slot back, if it is taken.
     pub fn give(&mut self, slot: u64) {
         if slot < self.slots && self.has(slot) {
-            self.taken[(slot / 64) as usize] &= !(1 << (slot % 64));
+            let word = (slot / 64) as usize;
+            self.taken[word] &= !(1 << (slot % 64));
             self.used -= 1;
+            self.first = self.first.min(word);
         }
     }
 }
@@ -94,28 +100,38 @@ mod tests {
             let mut model: HashSet<u64> = HashSet::new();
             for _ in 0..4000 {
                 if random.bool() {
-                    let most = random.u64(..9);
-                    match map.take(most) {
-                        None => assert!(most == 0 || model.len() as u64 == slots),
-                        Some((first, count)) => {
-                            assert!((1..=most).contains(&count));
-                            assert!((first..first + count).all(|slot| model.insert(slot)));
-                            assert!(first + count <= slots);
-                        }
-                    }
+                    let most = random.usize(..9);
+                    let found = map.take(most);
+                    let free = slots as usize - model.len();
+                    assert_eq!(found.len(), most.min(free));
+                    // The lowest ones.
+                    let lowest = (0..slots).filter(|slot| !model.contains(slot)).take(most);
+                    assert!(found.iter().copied().eq(lowest.collect::<Vec<_>>()));
+                    assert!(found.into_iter().all(|slot| model.insert(slot)));
                 } else {
                     let slot = random.u64(..slots + 3);
                     map.give(slot);
                     model.remove(&slot);
                 }
-                assert_eq!(
-                    (map.used(), map.is_full()),
-                    (model.len() as u64, model.len() as u64 == slots)
-                );
+                let used = model.len() as u64;
+                assert_eq!((map.used(), map.is_full()), (used, used == slots));
             }
             let slot = random.u64(..slots + 1);
             assert_eq!(map.occupy(slot), slot < slots && model.insert(slot));
             assert!(!map.occupy(slot) && !map.occupy(u64::MAX));
         }
+    }
+
+    #[test]
+    fn a_search_ends_early_when_it_has_something() {
+        let slots = 64 * 3 * WORDS_MAX as u64;
+        let mut map = SlotMap::new(slots);
+        (0..slots).for_each(|slot| assert!(map.occupy(slot)));
+        assert_eq!(map.take(3), [] as [u64; 0]);
+        for slot in [7, slots - 1] {
+            map.give(slot);
+        }
+        assert_eq!(map.take(3), [7]);
+        assert_eq!(map.take(3), [slots - 1]);
     }
 }

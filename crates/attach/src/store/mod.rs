@@ -18,6 +18,7 @@
 //! are taken follows from the index; nothing else says it. The format is in `docs/pager.md`.
 
 mod map;
+mod queue;
 mod slots;
 mod spill;
 mod swap;
@@ -34,8 +35,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::slots::{CHUNK, SLOT_BYTES_MAX, Slots, UNIT};
-pub(crate) use self::spill::ReadPage;
 use self::spill::Swap;
+pub(crate) use self::spill::{ReadContent, ReadFor, ReadPage};
 use self::swap::{SwapFile, SwapPlace};
 use crate::memory::MappedMemory;
 use crate::vmm::{self, Vmm};
@@ -214,8 +215,14 @@ fn name(vmm: &Vmm) -> String {
 
 /// Whether a folder is of this user alone.
 fn check_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let found = fs::symlink_metadata(folder)?;
+    // Not made if it is there: that takes the lock of the folder above, which others may hold.
+    let found = fs::symlink_metadata(folder).or_else(|error| {
+        if error.kind() != ErrorKind::NotFound {
+            return Err(error);
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        fs::symlink_metadata(folder)
+    })?;
     let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
     if !is_own || found.mode() & 0o077 != 0 {
         return Err(invalid("others may use the folder: it has to be of this user alone"));
@@ -237,7 +244,7 @@ impl PageStore {
         let place = swap.map(|swap| create_swap(vmm, memory, swap)).transpose()?;
         let made = Self::create_with(folder, vmm, memory, swap.zip(place.as_ref()));
         made.inspect_err(|_| {
-            place.iter().for_each(|(place, _)| drop(fs::remove_file(&place.path)));
+            place.iter().for_each(|(place, _)| swap::remove(&place.path));
         })
     }
 
@@ -334,8 +341,12 @@ impl PageStore {
             return Err(invalid("it is the store of another machine"));
         }
         let mut store = Self::map(path.to_owned(), file, pages)?;
-        if let Some(swap) = swap {
-            store.open_swap(swap)?;
+        match swap {
+            Some(swap) => store.open_swap(swap)?,
+            None if store.number(AT_SWAP_SLOTS) > 0 => {
+                return Err(invalid("where its swap file is is not known"));
+            }
+            None => {}
         }
         store.with_parts()
     }
@@ -350,7 +361,7 @@ impl PageStore {
         let file =
             MemoryFile { device: self.number(AT_SWAP_DEVICE), inode: self.number(AT_SWAP_INODE) };
         let file = SwapFile::new(SwapPlace { path: path.to_owned(), file })?;
-        self.swap = Some(Swap::new(file, slots, self.number(AT_MEMORY_MAX)));
+        self.swap = Some(Swap::new(file, slots, self.pages, self.number(AT_MEMORY_MAX)));
         Ok(())
     }
 
@@ -463,14 +474,11 @@ impl PageStore {
                     self.packed += 1;
                     // One that overlaps is found by its checksum.
                     let _ = self.slots.occupy(place, length);
-                    self.swap.iter_mut().for_each(|swap| swap.push(page, length == PLAIN_BYTES));
+                    self.swap.iter_mut().for_each(|swap| swap.push(page, length));
                 }
                 Entry::Swapped { slot, .. } => {
                     self.swapped += 1;
-                    // The same.
-                    if let Some(swap) = &mut self.swap {
-                        let _ = swap.slots.occupy(slot);
-                    }
+                    self.swap.iter_mut().for_each(|swap| swap.occupy(slot));
                 }
             }
         }
@@ -522,6 +530,7 @@ impl PageStore {
         let Some((place, offset)) =
             place.and_then(|place| Some((place, self.slot(place, length)?)))
         else {
+            self.swap.iter_mut().for_each(Swap::press);
             return Stored::Full;
         };
         let access = self.map.access();
@@ -533,8 +542,7 @@ impl PageStore {
         self.publish(page, Entry::Packed { place, length });
         self.packed += 1;
         if let Some(swap) = &mut self.swap {
-            swap.push(page, length == PLAIN_BYTES);
-            self.trim_queues();
+            swap.push(page, length);
         }
         Stored::Yes
     }
@@ -596,7 +604,7 @@ impl PageStore {
             Entry::Packed { place, length } => self.free_packed(place, length),
             Entry::Swapped { slot, .. } => {
                 self.swapped = self.swapped.saturating_sub(1);
-                self.swap.iter_mut().for_each(|swap| swap.slots.give(slot));
+                self.swap.iter_mut().for_each(|swap| swap.give(slot));
             }
         }
     }
@@ -611,9 +619,14 @@ impl PageStore {
 
     /// Removes the store. No page may be away.
     pub fn end(self) {
-        let _ = fs::remove_file(&self.path);
-        let _ = self.swap_path().map(fs::remove_file);
+        remove_files(&self.path, self.swap_path());
     }
+}
+
+/// Removes a store and its swap file.
+pub(crate) fn remove_files(store: &Path, swap: Option<&Path>) {
+    let _ = fs::remove_file(store);
+    swap.into_iter().for_each(swap::remove);
 }
 
 /// Makes the swap file of a VMM. Returns how many slots it has, too.
@@ -648,7 +661,7 @@ pub(crate) fn remove_stale(folder: &Path) {
 
 /// The pages that have an entry in a store, which may be in use; 0 if it cannot be read.
 pub(crate) fn count_entries(path: &Path, vmm: &Vmm) -> u64 {
-    PageStore::open(path, vmm, None)
+    PageStore::open(path, vmm, Some(Path::new("")))
         .map_or(0, |store| (0..store.pages).filter(|page| store.has(*page)).count() as u64)
 }
 

@@ -1,38 +1,39 @@
 //! The swap file: a file on a disk with the content of pages that have left, in slots of a page
 //! each. Threads of its own read and write it, past the host's cache.
 //!
-//! A disk may hang. A thread that waits for it cannot be killed, and whatever it has open stays open
-//! after its process's death: then the guard would not notice the death, and the next pager could
-//! not begin. So each of these threads has a table of descriptors of its own, with nothing in it but
-//! the file and the bell. The thread that writes holds the file's lock (`flock`): what a dead
-//! pager has begun to write may arrive late, and nobody else writes before that.
-
-#![expect(unsafe_code, reason = "a table of descriptors for each thread")]
+//! A disk may hang, so these threads have nothing open but the file and the bell
+//! ([`isolate`]). The thread that writes holds the file's lock (`flock`): what a dead pager has
+//! begun to write may arrive late, and nobody else writes before that.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_guest_memory::MemoryFile;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 use rustix::fs::{FlockOperation, flock};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::{PAGE, Page, TMPFS, check_folder, invalid};
+use crate::isolate;
 
 /// The threads that read: so many reads are under way at once.
 const READERS: usize = 4;
+/// For how long the disk is waited for when the file is made or removed.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
+/// File systems on which a write may arrive after the death of who has begun it and has given up
+/// the lock: NFS, SMB (three of them), 9P, Ceph.
+const REMOTE: [u64; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400];
 /// The pause before the lock of the file is tried again.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// A page, aligned as direct I/O needs it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[repr(C, align(4096))]
 pub(crate) struct Block(pub Page);
 
@@ -43,13 +44,11 @@ impl Block {
     }
 }
 
-/// Contents for slots that follow each other.
+/// Contents for slots, in ascending order.
 pub(super) struct Write {
     /// Distinguishes it from others.
     pub number: u64,
-    /// The first slot.
-    pub slot: u64,
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<(u64, Block)>,
 }
 
 /// What has been done.
@@ -60,7 +59,9 @@ pub(super) enum Completed {
 
 #[derive(Default)]
 struct Work {
+    /// A ticket and a slot each: for somebody who waits, and for nobody.
     reads: VecDeque<(u64, u64)>,
+    reads_for_nobody: VecDeque<(u64, u64)>,
     write: Option<Write>,
     completed: Vec<Completed>,
     is_over: bool,
@@ -105,15 +106,31 @@ fn options() -> fs::OpenOptions {
     options
 }
 
-/// Makes the file of a VMM in a folder on a disk, with so many slots. It takes space as it is
-/// written.
+/// Makes the file of a VMM, with the name `name` and what makes it unique, in a folder on a disk,
+/// with so many slots. It takes space as it is written. Files of earlier stores of the VMM are
+/// removed.
 ///
 /// # Errors
-/// When others may use the folder, it is in memory, or its file system has no direct I/O.
+/// When others may use the folder, it is in memory or on another host, its file system has no
+/// direct I/O, or the disk does not answer.
 pub(super) fn create(folder: &Path, name: &str, slots: u64) -> io::Result<SwapPlace> {
+    let (folder, name) = (folder.to_owned(), name.to_owned());
+    isolate::within("swap-create", ANSWER_TIME_MAX, move || create_now(&folder, &name, slots))
+}
+
+fn create_now(folder: &Path, name: &str, slots: u64) -> io::Result<SwapPlace> {
     check_folder(folder)?;
-    if rustix::fs::statfs(folder)?.f_type as u64 == TMPFS {
-        return Err(invalid("the folder is in memory (tmpfs)"));
+    match rustix::fs::statfs(folder)?.f_type as u64 {
+        TMPFS => return Err(invalid("the folder is in memory (tmpfs)")),
+        kind if REMOTE.contains(&kind) => return Err(invalid("the folder is on another host")),
+        _ => {}
+    }
+    for entry in fs::read_dir(folder)?.flatten() {
+        let other = entry.file_name().to_string_lossy().into_owned();
+        let rest = other.strip_prefix(name).and_then(|rest| rest.strip_suffix(".swap"));
+        if rest.is_some_and(|rest| rest.starts_with('-')) {
+            let _ = fs::remove_file(entry.path());
+        }
     }
     // Never that of another store: what a dead pager has begun to write may arrive late.
     let unique = fathom_guest_memory::published_now_ns();
@@ -130,6 +147,12 @@ pub(super) fn create(folder: &Path, name: &str, slots: u64) -> io::Result<SwapPl
             Err(error)
         }
     }
+}
+
+/// Removes a file. If that takes long, it goes on.
+pub(super) fn remove(path: &Path) {
+    let path = path.to_owned();
+    let _ = isolate::within("swap-remove", ANSWER_TIME_MAX, move || fs::remove_file(path));
 }
 
 impl SwapFile {
@@ -149,8 +172,8 @@ impl SwapFile {
         &self.shared.place.path
     }
 
-    /// Has a slot read.
-    pub fn read(&mut self, ticket: u64, slot: u64) {
+    /// Has a slot read: later than others if it is `for_nobody`.
+    pub fn read(&mut self, ticket: u64, slot: u64, for_nobody: bool) {
         if !self.has_readers {
             let started = (0..READERS).filter(|_| self.start("swap-read", read_all).is_ok());
             // One is enough.
@@ -158,7 +181,9 @@ impl SwapFile {
         }
         let mut work = self.shared.work.lock();
         if self.has_readers {
-            work.reads.push_back((ticket, slot));
+            let Work { reads, reads_for_nobody, .. } = &mut *work;
+            let queue = if for_nobody { reads_for_nobody } else { reads };
+            queue.push_back((ticket, slot));
             self.shared.has_read.notify_one();
         } else {
             let content = Err(io::Error::other("no thread can be started"));
@@ -188,20 +213,13 @@ impl SwapFile {
         std::mem::take(&mut self.shared.work.lock().completed)
     }
 
-    /// Starts a thread, and waits until it has nothing open any more but the bell.
+    /// Starts a thread.
     fn start(&self, name: &str, work: fn(&Shared, BorrowedFd<'_>)) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let bell = self.bell.as_raw_fd();
-        std::thread::Builder::new().name(name.into()).spawn(move || {
-            let isolated = isolate(bell);
-            let is_isolated = isolated.as_ref().map(|_| ()).map_err(io::Error::kind);
-            let _ = sender.send(is_isolated);
-            if let Ok(bell) = isolated {
-                work(&shared, bell.as_fd());
-            }
+        isolate::spawn(name, Some(self.bell.as_fd()), move |bell| {
+            bell.iter().for_each(|bell| work(&shared, bell.as_fd()));
         })?;
-        receiver.recv().map_err(io::Error::other)?.map_err(io::Error::from)
+        Ok(())
     }
 }
 
@@ -218,24 +236,6 @@ impl Drop for SwapFile {
         self.shared.has_read.notify_all();
         self.shared.has_write.notify_all();
     }
-}
-
-/// Gives this thread a table of descriptors of its own, with only `bell` in it.
-fn isolate(bell: i32) -> io::Result<OwnedFd> {
-    // SAFETY: from here on this thread uses no descriptor that it has not opened itself, but for
-    // `bell`, which is open until the caller knows that this function has returned.
-    unsafe { unshare_unsafe(UnshareFlags::FILES) }?;
-    let number = bell as libc::c_uint;
-    let others = [(0, number.checked_sub(1)), (number + 1, Some(libc::c_uint::MAX))];
-    for (first, last) in others {
-        let Some(last) = last else { continue };
-        // SAFETY: the table is this thread's own, and nothing of this thread uses it.
-        if unsafe { libc::close_range(first, last, 0) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    // SAFETY: it is open in the table of this thread, which has no other owner of it.
-    Ok(unsafe { OwnedFd::from_raw_fd(bell) })
 }
 
 fn ring(bell: BorrowedFd<'_>) {
@@ -265,7 +265,8 @@ fn read_all(shared: &Shared, bell: BorrowedFd<'_>) {
                 if work.is_over {
                     return;
                 }
-                if let Some(read) = work.reads.pop_front() {
+                let next = work.reads.pop_front();
+                if let Some(read) = next.or_else(|| work.reads_for_nobody.pop_front()) {
                     break read;
                 }
                 shared.has_read.wait(&mut work);
@@ -343,17 +344,19 @@ fn locked(shared: &Shared) -> io::Result<Option<File>> {
 }
 
 fn write_blocks(file: &File, write: &Write) -> io::Result<()> {
-    let mut done = 0;
-    while done < write.blocks.len() {
-        let parts: Vec<IoSlice<'_>> =
-            write.blocks[done..].iter().map(|block| IoSlice::new(&block.0)).collect();
-        let offset = (write.slot + done as u64) * PAGE;
-        match rustix::io::pwritev(file, &parts, offset) {
-            // A part of a page is written again.
-            Ok(bytes) if bytes >= PAGE as usize => done += bytes / PAGE as usize,
-            Ok(_) => return Err(ErrorKind::WriteZero.into()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+    for run in write.blocks.chunk_by(|(slot, _), (next, _)| slot + 1 == *next) {
+        let mut done = 0;
+        while done < run.len() {
+            let rest = &run[done..];
+            let parts: Vec<IoSlice<'_>> =
+                rest.iter().map(|(_, block)| IoSlice::new(&block.0)).collect();
+            match rustix::io::pwritev(file, &parts, rest[0].0 * PAGE) {
+                // A part of a page is written again.
+                Ok(bytes) if bytes >= PAGE as usize => done += bytes / PAGE as usize,
+                Ok(_) => return Err(ErrorKind::WriteZero.into()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     Ok(())

@@ -5,7 +5,6 @@ use std::fs::{File, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -215,16 +214,13 @@ fn do_harm(folder: &Path, memory: MemoryFile, harm: &str) {
     let place = folder.join(format!("{:x}-{:x}", memory.device, memory.inode));
     let path = place.join("table");
     let table = File::options().read(true).write(true).open(&path).unwrap();
-    let socket = UnixDatagram::unbound().unwrap();
-    socket.set_nonblocking(true).unwrap();
-    socket.connect(place.join("wanted")).unwrap();
     // It may use what is in the folder, and change nothing of it.
     assert!(std::fs::read_dir(&place).is_err(), "it may list the folder");
     assert!(
         std::fs::remove_file(&path).is_err() && std::fs::rename(&path, place.join("x")).is_err()
     );
     assert!(File::create(place.join("owner")).is_err(), "it may say whose table it is");
-    assert!(UnixDatagram::bind(place.join("y")).is_err());
+    assert!(File::create(place.join("y")).is_err(), "it may make files");
     // SAFETY: no memory is involved.
     let leased = unsafe { libc::fcntl(table.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
     assert_eq!(leased, -1, "it may hold up who opens the table");
@@ -243,7 +239,11 @@ fn do_harm(folder: &Path, memory: MemoryFile, harm: &str) {
         }
         let _ = table.write_all_at(&number.to_ne_bytes(), (512 + page) * 8);
         if count % 16 == 0 {
-            let _ = socket.send(&number.to_ne_bytes()[..random.usize(..=8)]);
+            // Pages that nobody wants, and a wake.
+            let _ = table.write_all_at(&number.to_ne_bytes(), (128 + count % 256) * 8);
+            table.write_all_at(&count.to_ne_bytes(), 40 * 8).unwrap();
+            let mut word = [0; 8];
+            table.read_exact_at(&mut word, 40 * 8).unwrap();
         }
         if count % 4096 == 0 {
             println!("harms");

@@ -1,10 +1,10 @@
-//! Who may use a table of leases and wake its pager: the user of the pager, and the users of daemons
-//! that the pager admits.
+//! Who may use a table of leases: the user of the pager, and the users of daemons that the pager
+//! admits.
 //!
 //! Each of them has an entry in the access control list of the table's folder (POSIX, as that of
-//! `setfacl`), which lets them search it. The folder stays the pager's own. A user who owned it could
-//! let others in; and a group may have further members. The list outlives pagers and daemons, as
-//! the table does: a daemon of the same user that is started again gets in at once.
+//! `setfacl`), which lets them search it. The folder stays the pager's own: a user who owned it
+//! could let others in; and a group may have further members. The list outlives pagers and daemons,
+//! as the table does: a daemon of the same user that is started again gets in at once.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

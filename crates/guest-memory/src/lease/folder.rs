@@ -5,19 +5,18 @@
 //!   DEVICE-INODE/        0700, with an access control list for the users of daemons
 //!     owner              the VMM: its process, when that started, the namespace of its number
 //!     table              0666
-//!     wanted             a socket by which holders wake the pager, 0666
 //! ```
 //! A process that may write to a file can hold its lock in the kernel for as long as it likes: it
 //! writes from memory whose page never comes. Whoever removes or renames that file, or changes its
-//! rights, waits then, cannot be killed, and keeps the lock of the folder meanwhile. So a pager does
-//! nothing of that to a table that others have: the folder has the access control list, which its
-//! users may search only, and a table that is not needed any more is put aside with its folder, by a
-//! new name. To remove it is for another process ([`remove_ended`]). The owner is in a file
+//! rights, waits then, cannot be killed, and keeps the lock of the folder meanwhile. So a pager
+//! does nothing of that to a table that others have: the folder has the access control list, which
+//! its users may search only, and a table that is not needed any more is put aside with its folder,
+//! by a new name. To remove it is for another process ([`remove_ended`]). The owner is in a file
 //! that only the pager may write: what a table says is not believed.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,8 +31,6 @@ pub const LEASE_FOLDER: &str = "/run/fathom-pager/leases";
 /// What the names of folders begin with that were put aside, and of those that are not complete.
 const ASIDE: &str = ".ended-";
 const BEGUN: &str = ".new-";
-/// The file that is locked by the process that removes.
-const REMOVING: &str = ".removing";
 /// The most bytes of an owner.
 const OWNER_BYTES_MAX: u64 = 80;
 
@@ -68,6 +65,7 @@ impl TableFolder {
     }
 
     /// The folder itself.
+    #[cfg(test)]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -85,15 +83,18 @@ impl TableFolder {
     /// Begins a new folder, which nobody else may use. What another pager has begun is removed.
     pub fn begin(&self, owner: TableOwner) -> io::Result<Self> {
         // Others may find out whether there is a table, and not list the tables.
-        DirBuilder::new().recursive(true).mode(0o711).create(&self.all)?;
+        if self.all.symlink_metadata().is_err() {
+            DirBuilder::new().recursive(true).mode(0o711).create(&self.all)?;
+        }
         let path = self.named(BEGUN, "");
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         DirBuilder::new().mode(0o700).create(&path)?;
-        let mut file =
-            File::options().write(true).create_new(true).mode(0o644).open(path.join("owner"))?;
+        let mut file = File::options().write(true).create_new(true).open(path.join("owner"))?;
+        // Whatever the mask of this process is.
+        file.set_permissions(Permissions::from_mode(0o644))?;
         let TableOwner { process, start_ticks, namespace } = owner;
         file.write_all(format!("{process} {start_ticks} {namespace}\n").as_bytes())?;
         Ok(Self { path, ..self.clone() })
@@ -115,12 +116,7 @@ impl TableFolder {
             Err(error) => return Err(error),
         };
         if !found.is_dir() {
-            let text = format!(
-                "{} is of an earlier version: detach with that version, stop the daemon, and \
-                 remove it",
-                self.path.display()
-            );
-            return Err(io::Error::new(ErrorKind::InvalidData, text));
+            return Err(of_earlier_version(&self.path));
         }
         loop {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -142,6 +138,15 @@ impl TableFolder {
     }
 }
 
+/// The error for a table that is a file of its own.
+pub(super) fn of_earlier_version(path: &Path) -> io::Error {
+    let text = format!(
+        "{} is of an earlier version: detach with that version, stop the daemon, and remove it",
+        path.display()
+    );
+    io::Error::new(ErrorKind::InvalidData, text)
+}
+
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty)
 }
@@ -161,31 +166,27 @@ fn read_owner(folder: &Path) -> Option<TableOwner> {
 
 /// See [`PagerLeases::remove_ended`](super::PagerLeases::remove_ended).
 pub(super) fn remove_ended(all: &Path, has_ended: impl Fn(TableOwner) -> bool) {
-    let options = File::options().write(true).create(true).mode(0o600).truncate(false).clone();
-    let Ok(lock) = options.open(all.join(REMOVING)) else { return };
-    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return;
-    }
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            continue;
-        }
-        if name.starts_with(ASIDE) {
-            let _ = fs::remove_dir_all(&path);
-        } else if read_owner(&path).is_some_and(&has_ended) {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && !name.starts_with(ASIDE) && read_owner(&path).is_some_and(&has_ended) {
             // Where it is, a new one may be wanted while this one cannot be removed.
             let name = name.strip_prefix(BEGUN).unwrap_or(&name).to_owned();
             let place = TableFolder { all: all.to_owned(), name, path };
             let _ = place.put_aside();
         }
     }
-    // What was just put aside.
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(ASIDE) {
-            let _ = fs::remove_dir_all(entry.path());
+        if !entry.file_name().to_string_lossy().starts_with(ASIDE) {
+            continue;
+        }
+        // One process for each folder: another may wait for its table for ever.
+        let path = entry.path();
+        let Ok(folder) = File::open(&path) else { continue };
+        if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_dir_all(&path);
         }
     }
 }

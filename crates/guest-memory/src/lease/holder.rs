@@ -64,7 +64,7 @@ impl Place {
                 }
             }
         };
-        let bell = Mutex::new(PagerBell::new(folder, memory));
+        let bell = Mutex::default();
         let unregistered = AtomicUsize::new(0);
         let place = Arc::new(Self { table, identity, holder, unregistered, bell });
         places.push(Arc::downgrade(&place));

@@ -17,7 +17,7 @@
 //! - A lease for writing makes the pager's copy invalid in the same step, because writes through
 //!   another mapping than the VMM's raise no event.
 //! - A lease on a page that is not there is refused. It is remembered that the page is wanted, and
-//!   the pager is woken by a socket beside the table (`wanted.rs`), but for a look.
+//!   the pager is woken by a futex in the table (`wanted.rs`), but for a look.
 //! - A touch without a lease of a page that is away is an error: a holder's mappings are registered
 //!   (`mapping/missing.rs`), and it says *ready for eviction* only when no other mapping is in use.
 //! - Of a holder that has died, reads are given back; pages that it may still be writing, by direct

@@ -41,6 +41,8 @@ const AT_PAGES: usize = 4;
 const AT_HOLDERS: usize = 8;
 /// How far a holder is: [`LEASES`] or [`EVICTION`].
 const AT_READY: usize = 16;
+/// Counts what holders have asked for: a futex.
+const AT_WISHES: usize = 40;
 /// From 64 on are the pager's figures (`figures.rs`). From here on are the pages that each holder
 /// wants (`wanted.rs`).
 const AT_WANTED: usize = 128;
@@ -111,8 +113,11 @@ impl LeaseTable {
                 // Without a free descriptor, a file that does not exist is not found either.
                 // A file in the place of its folder is a table of an earlier version.
                 let found = fs::symlink_metadata(&path).map_err(|error| error.kind());
-                let is_absent = matches!(found, Err(ErrorKind::NotFound));
-                return if is_absent { Ok(None) } else { Err(error) };
+                return match found {
+                    Err(ErrorKind::NotFound) => Ok(None),
+                    Err(ErrorKind::NotADirectory) => Err(folder::of_earlier_version(&path)),
+                    _ => Err(error),
+                };
             }
         };
         let words = (file.metadata()?.len() / 8).saturating_sub(HEADER as u64);
@@ -297,6 +302,42 @@ impl LeaseTable {
         }
     }
 
+    /// How often holders have asked for something; the lower half of a number.
+    pub(super) fn wishes(&self) -> u32 {
+        self.number(AT_WISHES) as u32
+    }
+
+    /// Wakes all who [wait](Self::await_wish).
+    pub(super) fn wish(&self) {
+        let access = self.map.access();
+        let Some(cell) = access.u64s().get(AT_WISHES) else { return };
+        cell.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the kernel does not access the word, of which it needs the address only.
+        unsafe { libc::syscall(libc::SYS_futex, cell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    }
+
+    /// Waits until holders have asked for something, if they have since there were `heard` wishes.
+    /// It may return without that.
+    ///
+    /// # Errors
+    /// When the word cannot be waited for.
+    pub(super) fn await_wish(&self, heard: u32) -> io::Result<()> {
+        let access = self.map.access();
+        let cell = access.u64s().get(AT_WISHES).ok_or(ErrorKind::UnexpectedEof)?;
+        let forever = std::ptr::null::<libc::timespec>();
+        // SAFETY: the word is mapped; the kernel reads its first four bytes, which are the lower
+        // half on the machines that have a pager, by an atomic access.
+        let result = unsafe {
+            libc::syscall(libc::SYS_futex, cell.as_ptr(), libc::FUTEX_WAIT, heard, forever)
+        };
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            _ if result == 0 => Ok(()),
+            Some(libc::EAGAIN | libc::EINTR) => Ok(()),
+            _ => Err(error),
+        }
+    }
+
     /// Says that all accesses of a holder take leases, and whether pages may leave.
     pub(super) fn set_ready(&self, holder: usize, for_eviction: bool) {
         self.set_number(AT_READY + holder, if for_eviction { EVICTION } else { LEASES });
@@ -323,7 +364,7 @@ impl LeaseTable {
 /// A table on the side of the pager.
 #[derive(Debug)]
 pub struct PagerLeases {
-    table: LeaseTable,
+    table: Arc<LeaseTable>,
     folder: TableFolder,
 }
 
@@ -348,7 +389,7 @@ impl PagerLeases {
             None => LeaseTable::create(folder, memory, pages, owner)?,
         };
         table.change_all(PageWord::stay);
-        Ok(Self { table, folder: place })
+        Ok(Self { table: Arc::new(table), folder: place })
     }
 
     /// The table of a memory file of `pages` pages that a living pager has made: nothing is
@@ -363,12 +404,17 @@ impl PagerLeases {
             let text = format!("it has {} pages in place of {pages}", table.pages);
             return Err(io::Error::new(ErrorKind::InvalidData, text));
         }
-        Ok(Self { table, folder: TableFolder::of(folder, memory) })
+        Ok(Self { table: Arc::new(table), folder: TableFolder::of(folder, memory) })
     }
 
     /// The table.
     pub fn table(&self) -> &LeaseTable {
         &self.table
+    }
+
+    /// The table, for a thread.
+    pub(super) fn shared(&self) -> Arc<LeaseTable> {
+        Arc::clone(&self.table)
     }
 
     /// Lets daemons of these users use the table, and wake the pager. At most [`HOLDERS`] users are
@@ -429,7 +475,6 @@ impl PagerLeases {
     /// Puts the table of a VMM that has ended aside, for [`remove_ended`](Self::remove_ended).
     /// Holders that still have it take leases of no effect.
     pub fn put_aside(self) {
-        self.forget();
         let _ = self.folder.put_aside();
     }
 
@@ -437,7 +482,7 @@ impl PagerLeases {
     ///
     /// Whoever may write to a table can keep the kernel from removing it, for as long as they
     /// like: this call, and its process, then neither return nor end. So it belongs into a process
-    /// that nobody waits for. There is one at a time: others do nothing.
+    /// that nobody waits for. What one is removing, others leave alone.
     pub fn remove_ended(folder: &Path, has_ended: impl Fn(TableOwner) -> bool) {
         folder::remove_ended(folder, has_ended);
     }
