@@ -64,7 +64,7 @@ pub use lease::{
 };
 pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;
-pub use pager::{Lease, Pager, Purpose, absences};
+pub use pager::{Lease, Pager, Purpose, absences, arrivals};
 pub use region::{Region, Touched};
 pub use residency::{HostSwap, Residency, ResidencyError};
 pub use window::MemoryWindow;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 thread_local! {
     /// The leases of this thread that were refused because a page was away.
     static ABSENCES: Cell<u64> = const { Cell::new(0) };
+    /// Those of them for which the pager was bringing a page in.
+    static ARRIVALS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// How often this thread was refused an access, other than a look, because its page is away. If the
@@ -16,9 +18,16 @@ pub fn absences() -> u64 {
     ABSENCES.get()
 }
 
-/// Counts an access that was refused because its page is away.
-pub(crate) fn note_absence() {
+/// How many of the [absences] were of an access to a page that the pager was bringing in at that
+/// moment, perhaps from a slow disk.
+pub fn arrivals() -> u64 {
+    ARRIVALS.get()
+}
+
+/// Counts an access that was refused because its page is away; the pager brings a page in for it.
+pub(crate) fn note_absence(is_arriving: bool) {
     ABSENCES.set(ABSENCES.get() + 1);
+    ARRIVALS.set(ARRIVALS.get() + u64::from(is_arriving));
 }
 
 /// The purpose for which memory is accessed.

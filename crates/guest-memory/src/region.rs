@@ -70,6 +70,11 @@ impl Region {
         self.file.metadata().is_ok_and(|metadata| metadata.len() < end)
     }
 
+    /// The length of the region's file, in bytes.
+    pub(crate) fn file_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
     /// Copies the bytes at an offset of the region, through the file. A read through the mapping
     /// would allocate pages that the guest never touched.
     ///

@@ -70,9 +70,15 @@ impl Pager {
         Away(page, content)
     }
 
-    fn bring(&self, Away(page, content): Away) {
-        self.leases().table().change(page, PageWord::come).unwrap();
-        self.memory.write_all_at(&content, page * PAGE).unwrap();
+    fn bring(&self, away: Away) {
+        self.leases().table().change(away.0, PageWord::come).unwrap();
+        self.put_back(&away);
+    }
+
+    /// Ends the way of a page that is coming.
+    fn put_back(&self, Away(page, content): &Away) {
+        let page = *page;
+        self.memory.write_all_at(content, page * PAGE).unwrap();
         self.leases().table().change(page, PageWord::arrive).unwrap();
     }
 
@@ -270,7 +276,15 @@ fn pages_that_nobody_brings_fail_their_request_and_a_status_byte_is_never_missed
     offer(&mut client, 0);
     assert_eq!(client.wait(0).0, 0);
     assert_eq!(client.get(STATUS, 1), [FAILED]);
-    pager.bring(away);
+    // One that is on its way, from a slow disk, is waited for.
+    put(&client, 0, WRITE, 8);
+    client.put(STATUS, &[FAILED]);
+    pager.leases().table().change(away.0, PageWord::come).unwrap();
+    offer(&mut client, 0);
+    assert_eq!(client.wait_for(0, Duration::from_secs(6)), None);
+    pager.put_back(&away);
+    assert_eq!(client.wait(0).0, 0);
+    assert_eq!(client.get(STATUS, 1), [0]);
     put(&client, 0, WRITE, 8);
     client.put(STATUS, &[0]);
     let away = pager.evict(STATUS);

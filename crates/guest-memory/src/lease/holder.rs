@@ -16,7 +16,7 @@ use crate::region::Region;
 
 use super::table::{LeaseTable, MemoryFile};
 use super::wanted::PagerBell;
-use super::word::PageWord;
+use super::word::{PageState, PageWord};
 
 /// A page, in bytes.
 const PAGE: u64 = 4096;
@@ -43,10 +43,12 @@ struct Place {
 
 impl Place {
     /// The place in the table of a memory file, if there is one.
-    fn of(folder: &Path, memory: MemoryFile) -> io::Result<Option<Arc<Self>>> {
+    ///
+    /// `pages` are those of the file: whoever may write to the table may have made it larger.
+    fn of(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Option<Arc<Self>>> {
         // The whole function: two threads that take places would take two.
         let mut places = PLACES.lock();
-        let Some(table) = LeaseTable::open(folder, memory)? else { return Ok(None) };
+        let Some(table) = LeaseTable::open(folder, memory, pages)? else { return Ok(None) };
         let Some(identity) = table.identity() else { return Ok(None) };
         places.retain(|place| place.strong_count() > 0);
         let open = places.iter().filter_map(Weak::upgrade);
@@ -97,6 +99,12 @@ impl Place {
             self.bell.lock().ring(&self.table, self.holder, &pages);
         }
         can_come
+    }
+
+    /// Whether the pager is bringing in a page of the beginning of a range.
+    fn is_arriving(&self, pages: Range<u64>) -> bool {
+        let is_coming = |page| self.table.word(page).state() == PageState::Coming;
+        pages.take(WANTED_MAX as usize).any(is_coming)
     }
 
     fn release(&self, page: u64, purpose: Purpose) {
@@ -310,7 +318,8 @@ fn find(folder: &Path, memory: &GuestMemory) -> io::Result<Vec<LeasedRegion>> {
     for region in memory.regions() {
         let (device, inode) = region.file_identity();
         let file = MemoryFile { device, inode };
-        let Some(place) = Place::of(folder, file)? else { continue };
+        let pages = region.file_bytes()?.div_ceil(PAGE);
+        let Some(place) = Place::of(folder, file, pages)? else { continue };
         let &Region { start, file_offset: offset, .. } = region;
         regions.push(LeasedRegion { file, start, end: region.end(), offset, place });
     }
@@ -329,7 +338,7 @@ impl Pager for GuestLeases {
                 // A look brings nothing in.
                 let overwritten = self.overwritten(range, purpose);
                 if purpose != Purpose::Look && place.want(page..pages.end, &overwritten) {
-                    note_absence();
+                    note_absence(place.is_arriving(page..pages.end));
                 }
                 return false;
             }

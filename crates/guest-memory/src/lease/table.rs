@@ -99,11 +99,15 @@ impl LeaseTable {
         Ok(Self { file, map, owner, pages })
     }
 
-    /// The table of a memory file; `None` if there is none.
+    /// The table of a memory file of at most `pages_max` pages; `None` if there is none.
     ///
     /// # Errors
     /// When there is a file that is no such table, or it cannot be used.
-    pub(super) fn open(folder: &Path, memory: MemoryFile) -> io::Result<Option<Self>> {
+    pub(super) fn open(
+        folder: &Path,
+        memory: MemoryFile,
+        pages_max: u64,
+    ) -> io::Result<Option<Self>> {
         let path = TableFolder::of(folder, memory).table();
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
@@ -121,7 +125,7 @@ impl LeaseTable {
             }
         };
         let words = (file.metadata()?.len() / 8).saturating_sub(HEADER as u64);
-        let table = Self::map(file, words.min(PAGES_MAX))?;
+        let table = Self::map(file, words.min(PAGES_MAX).min(pages_max))?;
         let is_valid = expected(memory).iter().all(|(at, value)| table.number(*at) == *value);
         if !is_valid || table.number(AT_PAGES) > table.pages {
             let text = format!("{} is no table of leases of this version", path.display());
@@ -382,7 +386,7 @@ impl PagerLeases {
         owner: TableOwner,
     ) -> io::Result<Self> {
         let place = TableFolder::of(folder, memory);
-        let found = LeaseTable::open(folder, memory).ok().flatten();
+        let found = LeaseTable::open(folder, memory, pages).ok().flatten();
         let is_its = |table: &LeaseTable| table.pages == pages && place.owner() == Some(owner);
         let table = match found.filter(is_its) {
             Some(table) => table,
@@ -399,7 +403,7 @@ impl PagerLeases {
     /// When there is none, or it cannot be used. Holders write to the table: one that says that it
     /// has another number of pages is not used.
     pub fn join(folder: &Path, memory: MemoryFile, pages: u64) -> io::Result<Self> {
-        let table = LeaseTable::open(folder, memory)?.ok_or(ErrorKind::NotFound)?;
+        let table = LeaseTable::open(folder, memory, pages)?.ok_or(ErrorKind::NotFound)?;
         if table.pages != pages {
             let text = format!("it has {} pages in place of {pages}", table.pages);
             return Err(io::Error::new(ErrorKind::InvalidData, text));

@@ -368,6 +368,8 @@ fn a_table_that_says_it_is_larger_is_not_used() {
     std::os::unix::fs::FileExt::write_all_at(&table, &(1_u64 << 32).to_ne_bytes(), 32).unwrap();
     let error = PagerLeases::join(scene.folder.path(), file, PAGES).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    let error = GuestLeases::find(scene.folder.path(), &scene.plain()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
     assert_eq!(pager.table().pages(), PAGES);
     assert!(table.metadata().unwrap().blocks() < 64, "pages were made");
 }

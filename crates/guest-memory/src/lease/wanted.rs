@@ -121,7 +121,7 @@ mod tests {
         fn start() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let leases = PagerLeases::start(folder.path(), MEMORY, PAGES, OWNER).unwrap();
-            let holder = LeaseTable::open(folder.path(), MEMORY).unwrap().unwrap();
+            let holder = LeaseTable::open(folder.path(), MEMORY, PAGES).unwrap().unwrap();
             Self { folder, leases, holder, bell: PagerBell::default() }
         }
 

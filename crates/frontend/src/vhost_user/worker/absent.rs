@@ -3,7 +3,8 @@
 //! An access to such a page is refused, and the pager knows that it is wanted. The request is put
 //! aside and begun again from its descriptors, a little later each time, until its pages are there;
 //! the ring and its thread go on meanwhile. It stays recorded as in flight, and a command that
-//! waits until nothing is in flight does not wait for it. After [`ABSENT_TIME_NS`] it fails.
+//! waits until nothing is in flight does not wait for it. After [`ABSENT_TIME_NS`] it fails; while
+//! the pager brings one of its pages in, which may be on a slow disk, after [`ARRIVING_TIME_NS`].
 //!
 //! A failure has to be written to the request's status byte. Without it, a guest would take the
 //! byte that it finds there for the result. So while the page of that byte is away, too, the
@@ -11,7 +12,7 @@
 //! then does not give it back.
 
 use fathom_block::ErrorKind;
-use fathom_guest_memory::{Purpose, absences};
+use fathom_guest_memory::{Purpose, absences, arrivals};
 use fathom_reactor::Reactor;
 
 use super::super::request;
@@ -19,6 +20,8 @@ use super::{BATCH, Taken, Worker};
 
 /// How long a request waits for its pages, in nanoseconds.
 const ABSENT_TIME_NS: u64 = 5_000_000_000;
+/// The same while one of them is on its way: longer than a pager tries to read it.
+const ARRIVING_TIME_NS: u64 = 75_000_000_000;
 /// The shortest and the longest pause between two attempts, in nanoseconds.
 const PAUSE_MIN_NS: u64 = 50_000;
 const PAUSE_MAX_NS: u64 = 5_000_000;
@@ -126,10 +129,12 @@ impl Worker {
                 continue;
             }
             self.absent.repeated = Some(*request);
+            let before = arrivals();
             self.begin(request.head, reactor);
             self.absent.repeated = None;
             // Its pages may have come while the ring did something else.
-            let is_over = now_ns.saturating_sub(request.since_ns) >= ABSENT_TIME_NS;
+            let time_ns = if arrivals() == before { ABSENT_TIME_NS } else { ARRIVING_TIME_NS };
+            let is_over = now_ns.saturating_sub(request.since_ns) >= time_ns;
             if is_over && self.absent.is_last(request.head) {
                 self.absent.list.pop();
                 self.fail_absent(request.head);
