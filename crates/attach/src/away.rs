@@ -814,7 +814,9 @@ impl AwayPages {
 /// disk may be slow, and whoever may write to a table can keep the process from returning and from
 /// ending: it has to be one that nobody waits for, with nothing that anybody else needs.
 pub fn clean(leases: &Path, swap: Option<&Path>) {
-    swap.iter().for_each(|folder| store::remove_stale(folder));
+    if let Some(folder) = swap {
+        store::remove_stale(folder);
+    }
     PagerLeases::remove_ended(leases, |owner| {
         let is_here = owner.namespace == vmm::namespace();
         is_here && vmm::is_gone(owner.process as i32, owner.start_ticks)

@@ -333,7 +333,9 @@ fn serve(vmm: &Vmm, ward: &Ward, faults: &UserFault, mut away: Option<Box<AwayPa
     }
     loop {
         if record::is_wished(&ward.wish) {
-            away.iter_mut().for_each(|pages| pages.stop_listening());
+            if let Some(pages) = &mut away {
+                pages.stop_listening();
+            }
             return GuardEnd::Wished(away);
         }
         let mut polled = vec![PollFd::new(vmm, PollFlags::IN)];

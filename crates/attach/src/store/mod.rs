@@ -244,7 +244,9 @@ impl PageStore {
         let place = swap.map(|swap| create_swap(vmm, memory, swap)).transpose()?;
         let made = Self::create_with(folder, vmm, memory, swap.zip(place.as_ref()));
         made.inspect_err(|_| {
-            place.iter().for_each(|(place, _)| swap::remove(&place.path));
+            if let Some((place, _)) = &place {
+                swap::remove(&place.path);
+            }
         })
     }
 
@@ -560,7 +562,6 @@ impl PageStore {
         }
         match entry {
             Entry::None => Found::Nothing,
-            Entry::Invalid => Found::Damaged,
             Entry::Filled(value) => {
                 for word in target.chunks_exact_mut(4) {
                     word.copy_from_slice(&value.to_ne_bytes());
@@ -569,7 +570,7 @@ impl PageStore {
             }
             Entry::Packed { place, length } => self.unpack(page, place, length, target),
             Entry::Swapped { .. } if self.swap.is_some() => Found::InFile,
-            Entry::Swapped { .. } => Found::Damaged,
+            Entry::Swapped { .. } | Entry::Invalid => Found::Damaged,
         }
     }
 

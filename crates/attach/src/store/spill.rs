@@ -343,7 +343,7 @@ impl PageStore {
         for completed in swap.file.completed() {
             match completed {
                 Completed::Read { ticket, content } => pages.extend(self.end_read(ticket, content)),
-                Completed::Written { write, result } => self.end_write(write, result),
+                Completed::Written { write, result } => self.end_write(&write, result),
             }
         }
         self.retry(&mut pages);
@@ -405,7 +405,7 @@ impl PageStore {
         }
     }
 
-    fn end_write(&mut self, write: Write, result: io::Result<()>) {
+    fn end_write(&mut self, write: &Write, result: io::Result<()>) {
         let Some(swap) = &mut self.swap else { return };
         // One of before the store was taken up anew has no slots.
         let Some(writing) = swap.writing.take_if(|writing| writing.number == write.number) else {
@@ -513,7 +513,9 @@ impl PageStore {
             }
         }
         let Some(swap) = &mut self.swap else { return };
-        free.into_iter().for_each(|slot| swap.slots.give(slot));
+        for slot in free {
+            swap.slots.give(slot);
+        }
         if written.is_empty() {
             return;
         }

@@ -217,7 +217,9 @@ impl SwapFile {
     fn start(&self, name: &str, work: fn(&Shared, BorrowedFd<'_>)) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         isolate::spawn(name, Some(self.bell.as_fd()), move |bell| {
-            bell.iter().for_each(|bell| work(&shared, bell.as_fd()));
+            if let Some(bell) = bell {
+                work(&shared, bell.as_fd());
+            }
         })?;
         Ok(())
     }

@@ -150,7 +150,9 @@ impl HungDisk {
     /// `None` if this host has not what it needs.
     fn make(folder: &Path) -> Option<Self> {
         let (point, mounted) = (folder.join("point"), folder.join("mounted"));
-        [&point, &mounted].into_iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        for folder in [&point, &mounted] {
+            std::fs::create_dir(folder).unwrap();
+        }
         let server = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "nbdfuse"])
             .arg(&point)

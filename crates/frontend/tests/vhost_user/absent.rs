@@ -70,9 +70,9 @@ impl Pager {
         Away(page, content)
     }
 
-    fn bring(&self, away: Away) {
+    fn bring(&self, away: &Away) {
         self.leases().table().change(away.0, PageWord::come).unwrap();
-        self.put_back(&away);
+        self.put_back(away);
     }
 
     /// Ends the way of a page that is coming.
@@ -83,7 +83,7 @@ impl Pager {
     }
 
     /// Waits until somebody wants the page, and brings it in.
-    fn bring_when_wanted(&self, away: Away) {
+    fn bring_when_wanted(&self, away: &Away) {
         let begun = Instant::now();
         while !self.word(away.0 * PAGE).is_wanted() {
             assert!(begun.elapsed() < Duration::from_secs(20), "nobody wants page {}", away.0);
@@ -154,7 +154,7 @@ fn a_request_waits_for_its_pages_and_others_go_on() {
             assert_eq!(client.request_chain(1, &pieces, DATA + 0x11000).0, 0);
             assert_eq!(client.wait_for(0, SHORTLY), None, "{part:x} is away");
             assert!(pager.word(part).is_wanted());
-            pager.bring(away);
+            pager.bring(&away);
             assert_eq!(client.wait(0).0, 0);
             assert_eq!(client.get(STATUS, 1), [0], "{kind} with {part:x} away");
             assert_eq!(client.get(PLACE, 8192), expected, "{kind} with {part:x} away");
@@ -190,7 +190,7 @@ fn a_read_overwrites_its_pages_and_all_pieces_are_asked_for_at_once() {
             away[0].1.fill(0);
         }
         for away in away {
-            pager.bring(away);
+            pager.bring(&away);
         }
         assert_eq!(client.wait(0).0, 0);
         assert_eq!(client.get(STATUS, 1), [0], "{kind}");
@@ -233,7 +233,7 @@ fn a_ring_starts_when_its_parts_have_come_in() {
         scope.spawn(|| {
             // One after the other: each attempt wants the first part that is away.
             for one in away {
-                pager.bring_when_wanted(one);
+                pager.bring_when_wanted(&one);
             }
         });
         client.start_queue(0, 0);
@@ -257,7 +257,7 @@ fn a_ring_that_stops_gives_back_what_waits_for_pages() {
     client.start_queue(0, 0);
     client.kick(0);
     assert_eq!(client.wait_for(0, SHORTLY), None);
-    pager.bring(away);
+    pager.bring(&away);
     assert_eq!((client.wait(0).0, client.get(STATUS, 1)), (0, vec![0]));
     let mut back = data(0);
     assert_eq!(client.request(0, READ, 8, &mut back), 0);
@@ -291,7 +291,7 @@ fn pages_that_nobody_brings_fail_their_request_and_a_status_byte_is_never_missed
     offer(&mut client, 0);
     // What is in the page would say that it had succeeded.
     assert_eq!(client.wait_for(0, Duration::from_secs(6)), None);
-    pager.bring(away);
+    pager.bring(&away);
     assert_eq!(client.wait(0).0, 0);
     assert_eq!(client.get(STATUS, 1), [FAILED]);
     client.assert_works(0);
@@ -312,7 +312,7 @@ fn a_request_whose_pages_have_come_does_not_fail_because_its_time_is_over() {
     offer(&mut client, 0);
     assert_eq!(client.wait_for(0, SHORTLY), None);
     client.frontend.set_vring_enable(0, false).unwrap();
-    pager.bring(away);
+    pager.bring(&away);
     std::thread::sleep(Duration::from_millis(5200));
     client.frontend.set_vring_enable(0, true).unwrap();
     assert_eq!((client.wait(0).0, client.get(STATUS, 1)), (0, vec![0]));
@@ -338,7 +338,7 @@ fn a_connection_that_runs_takes_leases_when_a_pager_comes_and_none_when_it_has_g
     let away = pager.evict(PLACE);
     put(&client, 0, READ, 0);
     offer(&mut client, 0);
-    pager.bring_when_wanted(away);
+    pager.bring_when_wanted(&away);
     assert_eq!((client.wait(0).0, client.get(STATUS, 1)), (0, vec![0]));
     assert_eq!(pager.word(0).state(), PageState::Resident);
     assert!(pager.word(0).is_leased(), "the ring");
