@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::map::SlotMap;
 use super::queue::PageQueue;
-use super::swap::{Block, Completed, SwapFile, Write};
+use super::swap::{Completed, DirectPage, SwapFile, Write};
 use super::{AT_MEMORY_MAX, CHUNK, Entry, PAGE, PLAIN_BYTES, Page, PageStore};
 
 /// The most pages that are written at once.
@@ -67,7 +67,7 @@ pub(crate) enum ReadFor {
 #[derive(Debug)]
 pub(crate) enum ReadContent {
     /// The page's content.
-    Content(Box<Block>),
+    Content(Box<DirectPage>),
     /// Something else, or nothing for too long.
     Damaged,
     /// The page is not in the file any more. Who waits for it tries again.
@@ -351,7 +351,7 @@ impl PageStore {
         pages
     }
 
-    fn end_read(&mut self, ticket: u64, content: io::Result<Box<Block>>) -> Option<ReadPage> {
+    fn end_read(&mut self, ticket: u64, content: io::Result<Box<DirectPage>>) -> Option<ReadPage> {
         let swap = self.swap.as_mut()?;
         let page = swap.tickets.remove(&ticket)?;
         let entry = self.entry(page);
@@ -506,7 +506,7 @@ impl PageStore {
             let mut content: Page = [0; PAGE as usize];
             // One that is damaged stays where it is.
             if self.unpack(*page, *place, *length, &mut content) == super::Found::Content {
-                blocks.push((slot, Block(content)));
+                blocks.push((slot, DirectPage(content)));
                 written.push(Some(*page));
             } else {
                 free.push(slot);

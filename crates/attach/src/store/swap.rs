@@ -35,9 +35,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// A page, aligned as direct I/O needs it.
 #[derive(Clone, Debug)]
 #[repr(C, align(4096))]
-pub(crate) struct Block(pub Page);
+pub(crate) struct DirectPage(pub Page);
 
-impl Block {
+impl DirectPage {
     /// One of zeroes.
     pub fn zeroed() -> Box<Self> {
         Box::new(Self([0; PAGE as usize]))
@@ -48,12 +48,12 @@ impl Block {
 pub(super) struct Write {
     /// Distinguishes it from others.
     pub number: u64,
-    pub blocks: Vec<(u64, Block)>,
+    pub blocks: Vec<(u64, DirectPage)>,
 }
 
 /// What has been done.
 pub(super) enum Completed {
-    Read { ticket: u64, content: io::Result<Box<Block>> },
+    Read { ticket: u64, content: io::Result<Box<DirectPage>> },
     Written { write: Write, result: io::Result<()> },
 }
 
@@ -282,12 +282,12 @@ fn read_all(shared: &Shared, bell: BorrowedFd<'_>) {
     }
 }
 
-fn read(shared: &Shared, file: &mut Option<File>, slot: u64) -> io::Result<Box<Block>> {
+fn read(shared: &Shared, file: &mut Option<File>, slot: u64) -> io::Result<Box<DirectPage>> {
     let file = match file {
         Some(file) => file,
         None => file.insert(shared.open()?),
     };
-    let mut block = Block::zeroed();
+    let mut block = DirectPage::zeroed();
     // A file that was cut off ends before.
     file.read_exact_at(&mut block.0, slot * PAGE)?;
     Ok(block)
