@@ -758,6 +758,7 @@ impl AwayPages {
                 }
             }
         }
+        self.reader = ReadFor::Fault;
         can_go_on
     }
 

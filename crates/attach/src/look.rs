@@ -167,7 +167,11 @@ impl Look {
         self.asked = Some(Instant::now());
         let ask = Arc::clone(&self.ask);
         // The daemon's folder is that of its user, who may keep this thread waiting for ever.
-        self.asking = isolate::spawn("ask", None, move |_| ask()).ok();
+        let isolated = isolate::spawn("ask", None, move |_| ask());
+        // Where that is not allowed, as in some containers, it is asked all the same.
+        let ask = Arc::clone(&self.ask);
+        let plain = |_| std::thread::Builder::new().name("ask".into()).spawn(move || ask());
+        self.asking = isolated.or_else(plain).ok();
     }
 }
 

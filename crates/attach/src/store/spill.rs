@@ -34,6 +34,8 @@ const READ_PAUSE: Duration = Duration::from_millis(500);
 /// When all reads have failed for so long, their pages are damaged: a path to a disk may take a
 /// while to come back.
 const FAILING_TIME_MAX: Duration = Duration::from_secs(60);
+/// The same for a page that cannot be read while others can: about as long.
+const FAILED_READS_MAX: u32 = 120;
 /// How often content that is not what was written is read.
 const DAMAGED_READS_MAX: u32 = 2;
 /// The pause after a write that has failed; it becomes twice as long each time, up to the second.
@@ -372,7 +374,8 @@ impl PageStore {
             Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
                 swap.counts.failed += 1;
                 let since = *swap.failing_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < FAILING_TIME_MAX {
+                let is_page = reading.attempts >= FAILED_READS_MAX;
+                if since.elapsed() < FAILING_TIME_MAX && !is_page {
                     is_tried_again(reading);
                     return None;
                 }

@@ -1,6 +1,6 @@
 //! What a pager does beside serving faults: the options of `fathom pager attach` and `adopt`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl WorkArguments {
         let bytes = |size: Option<Bytes>| size.map(|Bytes(bytes)| bytes);
         let of_limit = bytes(self.limit).map_or(PAGES_BYTES, |limit| limit / 4);
         Some(SwapOptions {
-            folder: self.swap.clone()?,
+            folder: absolute(self.swap.as_ref()?),
             bytes_max: bytes(self.swap_limit),
             memory_max: bytes(self.pages_limit).unwrap_or(of_limit),
         })
@@ -89,13 +89,18 @@ impl WorkArguments {
         if let Some(Bytes(bytes)) = self.shadow {
             return Ok(pager.start_shadow(ShadowOptions { folder: leases, bytes, ask })?);
         }
-        let (store, swap) = (self.pages.clone(), self.swap());
+        let (store, swap) = (absolute(&self.pages), self.swap());
         pager.allow_eviction(EvictionOptions { leases, store, swap, ask })?;
         if let Some(Bytes(bytes)) = self.limit {
             pager.set_limit(Some(bytes))?;
         }
         Ok(())
     }
+}
+
+/// A path that the next pager finds, too, which may begin in another folder.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Whether the value of an option is large enough.
