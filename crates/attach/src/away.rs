@@ -447,8 +447,13 @@ impl AwayPages {
         self.parts.get(part).map(|part| &part.memory)
     }
 
+    /// The number of the part of an address.
+    fn part_at(&self, address: u64) -> Option<usize> {
+        self.parts.iter().position(|part| part.memory.range().contains(&address))
+    }
+
     fn part_of(&self, address: u64) -> Option<&Part> {
-        self.parts.iter().find(|part| part.memory.range().contains(&address))
+        self.part_at(address).map(|part| &self.parts[part])
     }
 
     /// Where a page is, by its word. The words of a table that is lost say nothing: an entry does.
@@ -486,8 +491,7 @@ impl AwayPages {
     /// Puts the page of an address back, if it is away.
     pub fn bring(&mut self, address: u64, faults: &UserFault) -> Brought {
         let address = address & !(PAGE - 1);
-        let is_in = |part: &Part| part.memory.range().contains(&address);
-        let Some(index) = self.parts.iter().position(is_in) else { return Brought::NotAway };
+        let Some(index) = self.part_at(address) else { return Brought::NotAway };
         let part = &self.parts[index];
         let (file_page, number) = (part.page_in_file(address), part.page_in_store(address));
         let table = self.tables[part.table].table();

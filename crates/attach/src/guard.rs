@@ -223,7 +223,7 @@ impl AsFd for Guard {
 /// # Errors
 /// When it is not started by a pager.
 pub fn guard() -> io::Result<()> {
-    trace::block_signals(&[libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL])?;
+    trace::block_signals(&trace::SYNCHRONOUS)?;
     // A signal to the pager's group or session is not meant for it.
     let _ = rustix::process::setsid();
     let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);

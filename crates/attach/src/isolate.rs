@@ -62,7 +62,7 @@ pub(crate) fn within<T: Send + 'static>(
 
 /// Gives this thread a table of its own, with only `kept` in it.
 fn isolate(kept: Option<i32>) -> io::Result<Option<OwnedFd>> {
-    trace::block_signals(&[libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL])?;
+    trace::block_signals(&trace::SYNCHRONOUS)?;
     // SAFETY: from here on this thread uses no descriptor that it has not opened itself, but for
     // `kept`, which is open until the caller of `spawn` knows that this function has returned.
     unsafe { unshare_unsafe(UnshareFlags::FILES) }?;

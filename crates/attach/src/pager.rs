@@ -363,11 +363,14 @@ impl Pager {
 
     /// Whether daemons cannot wake it.
     fn is_deaf(&self) -> bool {
+        self.away().is_some_and(|away| away.wanted().is_empty() && away.count() > 0)
+    }
+
+    /// The pages that are away, if any may be.
+    fn away(&self) -> Option<&AwayPages> {
         match &self.work {
-            Work::Eviction(eviction) => {
-                eviction.away.wanted().is_empty() && eviction.away.count() > 0
-            }
-            _ => false,
+            Work::Eviction(eviction) => Some(&eviction.away),
+            _ => None,
         }
     }
 
@@ -381,10 +384,7 @@ impl Pager {
 
     /// Whether all pages are back.
     fn is_complete(&self) -> bool {
-        match &self.work {
-            Work::Eviction(eviction) => eviction.away.is_complete(),
-            _ => true,
-        }
+        self.away().is_none_or(AwayPages::is_complete)
     }
 
     /// Serves faults until `stop` is readable, and all pages have come in. It sleeps while there is
@@ -472,14 +472,11 @@ impl Pager {
         let stop = Some(stop).filter(|_| self.ending.is_none());
         polled.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, input)));
         polled.extend(self.guard.as_ref().map(|guard| PollFd::new(guard, input)));
-        let swap = match &self.work {
-            Work::Eviction(eviction) => eviction.away.store().swap_bell(),
-            _ => None,
-        };
+        let away = self.away();
+        let swap = away.and_then(|away| away.store().swap_bell());
         polled.extend(swap.map(|bell| PollFd::from_borrowed_fd(bell, input)));
-        if let Work::Eviction(eviction) = &self.work {
-            polled.extend(eviction.away.wanted().iter().map(|wanted| PollFd::new(wanted, input)));
-        }
+        let wanted = away.into_iter().flat_map(AwayPages::wanted);
+        polled.extend(wanted.map(|wanted| PollFd::new(wanted, input)));
         match poll(&mut polled, pause.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR) => return Ok(Woken::default()),

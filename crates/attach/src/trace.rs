@@ -137,6 +137,10 @@ fn call(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io::
     }
 }
 
+/// The signals of a fault of the thread itself, which are not to be blocked.
+pub(crate) const SYNCHRONOUS: [libc::c_int; 4] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL];
+
 /// Blocks all signals that can be blocked in the calling thread, but for `others`. A fault whose
 /// signal is blocked ends the process, whatever its handler would do.
 ///

@@ -189,7 +189,6 @@ pub(crate) struct PageStore {
     slots: Slots,
     filled: u64,
     packed: u64,
-    swapped: u64,
     swap: Option<Swap>,
     /// Space for a compressed page.
     scratch: Vec<u8>,
@@ -380,7 +379,6 @@ impl PageStore {
             slots: Slots::new(data_bytes(pages)),
             filled: 0,
             packed: 0,
-            swapped: 0,
             swap: None,
             scratch: vec![0; lz4_flex::block::get_maximum_output_size(PAGE as usize)],
         })
@@ -456,7 +454,7 @@ impl PageStore {
     /// be stay: such a page is damaged.
     pub fn recover(&mut self, is_away: impl Fn(u64) -> bool) {
         self.slots = Slots::new(data_bytes(self.pages));
-        (self.filled, self.packed, self.swapped) = (0, 0, 0);
+        (self.filled, self.packed) = (0, 0);
         let slots = self.number(AT_SWAP_SLOTS);
         self.swap.iter_mut().for_each(|swap| swap.forget(slots));
         for page in 0..self.pages {
@@ -479,7 +477,6 @@ impl PageStore {
                     self.swap.iter_mut().for_each(|swap| swap.push(page, length));
                 }
                 Entry::Swapped { slot, .. } => {
-                    self.swapped += 1;
                     self.swap.iter_mut().for_each(|swap| swap.occupy(slot));
                 }
             }
@@ -604,7 +601,6 @@ impl PageStore {
             Entry::Filled(_) => self.filled = self.filled.saturating_sub(1),
             Entry::Packed { place, length } => self.free_packed(place, length),
             Entry::Swapped { slot, .. } => {
-                self.swapped = self.swapped.saturating_sub(1);
                 self.swap.iter_mut().for_each(|swap| swap.give(slot));
             }
         }

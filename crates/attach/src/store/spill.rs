@@ -54,10 +54,9 @@ pub(crate) struct SwapCounts {
 }
 
 /// Who waits for a page that is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadFor {
     /// A thread of the VMM.
-    #[default]
     Fault,
     /// A daemon.
     Daemon,
@@ -97,11 +96,10 @@ struct Reading {
     since: Instant,
 }
 
-/// A write that is under way: the slots, and for each the page; none if it came back meanwhile.
+/// A write that is under way: for each of its slots the page; none if it came back meanwhile.
 #[derive(Debug)]
 struct Writing {
     number: u64,
-    slots: Vec<u64>,
     pages: Vec<Option<u64>>,
     since: Instant,
 }
@@ -182,7 +180,7 @@ impl Swap {
         if length == PLAIN_BYTES { self.plain.push(page) } else { self.order.push(page) }
     }
 
-    /// The next page with a content in memory.
+    /// A page that was taken from its queue is the next one again.
     fn put_back(&mut self, page: u64, length: usize) {
         if length == PLAIN_BYTES { self.plain.put_back(page) } else { self.order.put_back(page) }
     }
@@ -241,6 +239,12 @@ impl Swap {
         let reading = self.reading.entry(page).or_insert_with(new);
         (reading.ticket, reading.retry_at) = (ticket, None);
         reading.attempts += 1;
+    }
+
+    /// Ends the read of a page.
+    fn end(&mut self, page: u64, content: ReadContent) -> Option<ReadPage> {
+        let Reading { reader, since, .. } = self.reading.remove(&page)?;
+        Some(ReadPage { page, content, reader, since })
     }
 
     fn fail(&mut self, reason: String) {
@@ -359,37 +363,28 @@ impl PageStore {
         let entry = self.entry(page);
         let swap = self.swap.as_mut()?;
         let reading = swap.reading.get_mut(&page).filter(|reading| reading.ticket == ticket)?;
-        let is_tried_again = |reading: &mut Reading| {
-            reading.retry_at = Some(Instant::now() + READ_PAUSE);
-        };
         let Entry::Swapped { checksum, .. } = entry else {
             return swap.end(page, ReadContent::Gone);
         };
-        match content {
+        let is_lost = match content {
             Ok(content) if checksum_of(page, &content.0) == checksum => {
                 swap.counts.read += 1;
                 swap.failing_since = None;
                 return swap.end(page, ReadContent::Content(content));
             }
             Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
-                swap.counts.failed += 1;
                 let since = *swap.failing_since.get_or_insert_with(Instant::now);
-                let is_page = reading.attempts >= FAILED_READS_MAX;
-                if since.elapsed() < FAILING_TIME_MAX && !is_page {
-                    is_tried_again(reading);
-                    return None;
-                }
+                since.elapsed() >= FAILING_TIME_MAX || reading.attempts >= FAILED_READS_MAX
             }
             // It has other content, or was cut off.
-            _ => {
-                swap.counts.failed += 1;
-                if reading.attempts < DAMAGED_READS_MAX {
-                    is_tried_again(reading);
-                    return None;
-                }
-            }
+            _ => reading.attempts >= DAMAGED_READS_MAX,
+        };
+        swap.counts.failed += 1;
+        if is_lost {
+            return swap.end(page, ReadContent::Damaged);
         }
-        swap.end(page, ReadContent::Damaged)
+        reading.retry_at = Some(Instant::now() + READ_PAUSE);
+        None
     }
 
     fn retry(&mut self, pages: &mut Vec<ReadPage>) {
@@ -417,19 +412,17 @@ impl PageStore {
         if let Err(error) = result {
             swap.counts.failed += 1;
             swap.fail(format!("the swap file cannot be written: {error}"));
-            self.give_up(&writing);
+            self.give_up(write, &writing.pages);
             return;
         }
         swap.obstacle.clear();
         (swap.next_rest, swap.rests_until, swap.is_pressed) = (REST, None, false);
-        let all = writing.slots.into_iter().zip(writing.pages).zip(&write.blocks);
-        for ((slot, page), (_, block)) in all {
+        for (page, &(slot, ref block)) in writing.pages.into_iter().zip(&write.blocks) {
             match (page, page.map(|page| self.entry(page))) {
                 (Some(page), Some(Entry::Packed { place, length })) => {
                     let checksum = checksum_of(page, &block.0);
                     self.publish(page, Entry::Swapped { slot, checksum });
                     self.free_packed(place, length);
-                    self.swapped += 1;
                     if let Some(swap) = &mut self.swap {
                         swap.counts.written += 1;
                     }
@@ -441,8 +434,8 @@ impl PageStore {
     }
 
     /// Gives back what a write has taken that has failed.
-    fn give_up(&mut self, writing: &Writing) {
-        for (slot, page) in writing.slots.iter().zip(&writing.pages).rev() {
+    fn give_up(&mut self, write: &Write, pages: &[Option<u64>]) {
+        for ((slot, _), page) in write.blocks.iter().zip(pages).rev() {
             let length = match page.map(|page| self.entry(page)) {
                 Some(Entry::Packed { length, .. }) => Some(length),
                 _ => None,
@@ -469,8 +462,8 @@ impl PageStore {
         swap.rests_until = None;
         // How much has to go, by the bytes that a page takes on average.
         let excess = (bytes.saturating_sub(swap.memory_max) / (CHUNK / 32)) as usize + 1;
-        let packed = match bytes > swap.memory_max || swap.is_pressed {
-            true if swap.is_pressed => WRITE_PAGES,
+        let packed = match bytes > swap.memory_max {
+            _ if swap.is_pressed => WRITE_PAGES,
             true => excess.min(WRITE_PAGES),
             false => 0,
         };
@@ -523,17 +516,8 @@ impl PageStore {
             return;
         }
         let number = swap.number();
-        let slots = blocks.iter().map(|(slot, _)| *slot).collect();
-        swap.writing = Some(Writing { number, slots, pages: written, since: Instant::now() });
+        swap.writing = Some(Writing { number, pages: written, since: Instant::now() });
         swap.file.write(Write { number, blocks });
-    }
-}
-
-impl Swap {
-    /// Ends the read of a page.
-    fn end(&mut self, page: u64, content: ReadContent) -> Option<ReadPage> {
-        let Reading { reader, since, .. } = self.reading.remove(&page)?;
-        Some(ReadPage { page, content, reader, since })
     }
 }
 
